@@ -1,0 +1,3 @@
+//! The thin binary: everything is in the library, so that tests and other programs reach it.
+
+fn main() {}

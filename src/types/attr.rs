@@ -1,0 +1,61 @@
+//! Attributes of a source object, as every room passes them on: complete, with nanoseconds, and without a node
+//! number, which is the business of the `fs` room.
+
+use super::Identity;
+
+/// Seconds and nanoseconds since the epoch; seconds may be negative (files older than 1970 exist).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01 UTC.
+    pub secs: i64,
+    /// Nanoseconds of that second, always 0..1e9 and always counted forward.
+    pub nanos: u32,
+}
+
+/// The type of a source object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// Regular file: the only kind that is cached.
+    Regular,
+    /// Directory.
+    Directory,
+    /// Symbolic link, served as a link and never followed by the daemon.
+    Symlink,
+    /// Named pipe.
+    Fifo,
+    /// Unix socket.
+    Socket,
+    /// Character device.
+    CharDevice,
+    /// Block device.
+    BlockDevice,
+}
+
+/// All that `stat` says of a source object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Type.
+    pub kind: FileKind,
+    /// Permission bits, set-id and sticky bits included.
+    pub perm: u16,
+    /// Link count.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file, as the kernel encodes it for FUSE (32 bits).
+    pub rdev: u32,
+    /// Length in bytes.
+    pub size: u64,
+    /// Allocated 512-byte blocks.
+    pub blocks: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last modification.
+    pub mtime: Timestamp,
+    /// Last inode change.
+    pub ctime: Timestamp,
+    /// Which object this is.
+    pub identity: Identity,
+}
