@@ -32,7 +32,9 @@
 //! `cache`, which joins or leads a flight, reserves space in `store::budget`, copies by an
 //! `cache::engine` and commits to the `store::index`.
 
-
+pub mod backing;
+pub mod policy;
 pub mod stats;
+pub mod store;
 pub mod sys;
 pub mod types;

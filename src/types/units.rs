@@ -87,7 +87,8 @@ fn scale(number: &str, factor: u64) -> Option<u64> {
         }
         let numerator: u64 = fraction.parse().ok()?;
         let denominator = 10u64.pow(fraction.len() as u32);
-        total = total.checked_add((u128::from(numerator) * u128::from(factor) / u128::from(denominator)) as u64)?;
+        total = total
+            .checked_add((u128::from(numerator) * u128::from(factor) / u128::from(denominator)) as u64)?;
     }
     Some(total)
 }

@@ -1,0 +1,407 @@
+//! A mounted directory as the source.
+//!
+//! Everything is resolved from one descriptor that was opened before the mount, by `openat2` with `RESOLVE_BENEATH`,
+//! `RESOLVE_NO_SYMLINKS` and `RESOLVE_NO_MAGICLINKS`: a link planted in the source, even one swapped in while we look,
+//! cannot lead the daemon outside (its rights may be greater than the reader's). The same descriptor is what makes a
+//! mount over the source's own path possible.
+
+use super::{DirEntry, FsFigures, Source, SourceDir, SourceFile};
+use crate::types::{
+    Attr, Error, ErrorKind, FileId, FileKind, FileVersion, Identity, PathText, Result, Timestamp,
+};
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::io::Errno;
+use std::ffi::{CStr, OsStr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How a file is recognised after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IdentityRule {
+    /// By device and inode: hard links share a copy, a renamed file keeps it.
+    Inode,
+    /// By path, for sources that number their inodes anew (sshfs, rclone and other FUSE file systems, SMB).
+    Path,
+}
+
+/// A directory of the local machine, on whatever it is mounted from.
+pub struct LocalSource {
+    root: OwnedFd,
+    rule: IdentityRule,
+    root_device: u64,
+    /// Cleared when the source refuses O_NOATIME (it needs ownership): asking again would cost a call per open.
+    no_atime: AtomicBool,
+}
+
+impl LocalSource {
+    /// Opens `path` as a source. `rule`: `None` lets the file system's type decide.
+    pub fn new(path: &Path, rule: Option<IdentityRule>) -> Result<Self> {
+        let fail = |e: Errno| Error::os("open source", PathText(path).to_string(), e.raw_os_error());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(fail)?;
+        let rule = match rule {
+            Some(rule) => rule,
+            None => default_rule(rustix::fs::fstatfs(&root).map_err(fail)?.f_type as u64),
+        };
+        let root_device = statx_fd(root.as_fd(), c"").map_err(fail)?.identity.dev;
+        Ok(Self { root, rule, root_device, no_atime: AtomicBool::new(true) })
+    }
+
+    /// The rule in force.
+    pub fn identity_rule(&self) -> IdentityRule {
+        self.rule
+    }
+
+    /// The root's descriptor (`O_PATH`).
+    pub fn root_fd(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    fn resolve(&self, op: &'static str, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+        open_beneath(self.root.as_fd(), path, flags)
+            .map_err(|e| Error::os(op, PathText(path).to_string(), e.raw_os_error()))
+    }
+
+    /// Opens for reading, without touching the access time where the source allows that.
+    fn resolve_for_reading(&self, path: &Path) -> Result<OwnedFd> {
+        // O_NONBLOCK: a pipe that took the file's place must not hold us.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        if self.no_atime.load(Ordering::Relaxed) {
+            match self.resolve("open", path, flags | OFlags::NOATIME) {
+                Err(e) if e.errno() == Some(Errno::PERM.raw_os_error()) => {
+                    self.no_atime.store(false, Ordering::Relaxed);
+                }
+                other => return other,
+            }
+        }
+        self.resolve("open", path, flags)
+    }
+}
+
+impl Source for LocalSource {
+    fn stat(&self, path: &Path) -> Result<Attr> {
+        let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        statx_fd(fd.as_fd(), c"").map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))
+    }
+
+    fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>> {
+        let fd = self.resolve_for_reading(path)?;
+        let file = LocalFile { fd: Arc::new(fd), name: PathText(path).to_string() };
+        if file.attr()?.kind != FileKind::Regular {
+            // What was a file when it was looked up is something else now.
+            return Err(Error::os("open", file.name, Errno::STALE.raw_os_error()));
+        }
+        Ok(Arc::new(file))
+    }
+
+    fn open_dir(&self, path: &Path) -> Result<Box<dyn SourceDir>> {
+        let fd =
+            self.resolve("open directory", path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)?;
+        Ok(Box::new(LocalDir { fd, name: PathText(path).to_string() }))
+    }
+
+    fn read_link(&self, path: &Path) -> Result<Vec<u8>> {
+        let fd = self.resolve("readlink", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        rustix::fs::readlinkat(&fd, c"", Vec::new())
+            .map(|text| text.into_bytes())
+            .map_err(|e| Error::os("readlink", PathText(path).to_string(), e.raw_os_error()))
+    }
+
+    fn figures(&self) -> Result<FsFigures> {
+        let s =
+            rustix::fs::fstatfs(&self.root).map_err(|e| Error::os("statfs", "source", e.raw_os_error()))?;
+        Ok(FsFigures {
+            blocks: s.f_blocks,
+            bfree: s.f_bfree,
+            bavail: s.f_bavail,
+            files: s.f_files,
+            ffree: s.f_ffree,
+            bsize: s.f_bsize as u32,
+            namelen: s.f_namelen as u32,
+            frsize: if s.f_frsize > 0 { s.f_frsize as u32 } else { s.f_bsize as u32 },
+        })
+    }
+
+    fn file_id(&self, path: &Path, attr: &Attr) -> FileId {
+        match self.rule {
+            IdentityRule::Inode => {
+                let dev = attr.identity.dev;
+                // The root's own device is written as 0: device numbers of network file systems change with a reboot.
+                FileId { high: if dev == self.root_device { 0 } else { dev }, low: attr.identity.ino }
+            }
+            IdentityRule::Path => path_id(path),
+        }
+    }
+
+    fn version(&self, attr: &Attr) -> FileVersion {
+        let ino = match self.rule {
+            IdentityRule::Inode => attr.identity.ino,
+            IdentityRule::Path => 0,
+        };
+        FileVersion { size: attr.size, mtime: attr.mtime, ctime: attr.ctime, ino }
+    }
+
+    fn root_device(&self) -> u64 {
+        self.root_device
+    }
+}
+
+/// Id of a path: the first 16 bytes of its hash, with the top bit set so that it can never equal an inode's id.
+fn path_id(path: &Path) -> FileId {
+    let hash = blake3::hash(path.as_os_str().as_bytes());
+    let mut bytes = [0; 16];
+    bytes.copy_from_slice(&hash.as_bytes()[..16]);
+    bytes[0] |= 0x80;
+    FileId::from_bytes(bytes)
+}
+
+/// File systems that number inodes as they go: a number says nothing after a remount.
+fn default_rule(f_type: u64) -> IdentityRule {
+    const FUSE: u64 = 0x6573_5546;
+    const CIFS: u64 = 0xff53_4d42;
+    const SMB2: u64 = 0xfe53_4d42;
+    const V9FS: u64 = 0x0102_1997;
+    match f_type & 0xffff_ffff {
+        FUSE | CIFS | SMB2 | V9FS => IdentityRule::Path,
+        _ => IdentityRule::Inode,
+    }
+}
+
+struct LocalFile {
+    fd: Arc<OwnedFd>,
+    name: String,
+}
+
+impl SourceFile for LocalFile {
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
+        loop {
+            match rustix::io::pread(&*self.fd, &mut *buf, offset) {
+                Err(Errno::INTR) => continue,
+                other => return other.map_err(|e| Error::os("read", self.name.clone(), e.raw_os_error())),
+            }
+        }
+    }
+
+    fn attr(&self) -> Result<Attr> {
+        statx_fd(self.fd.as_fd(), c"").map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
+    }
+
+    fn fd(&self) -> Option<&Arc<OwnedFd>> {
+        Some(&self.fd)
+    }
+}
+
+struct LocalDir {
+    fd: OwnedFd,
+    name: String,
+}
+
+impl SourceDir for LocalDir {
+    fn attr(&self) -> Result<Attr> {
+        statx_fd(self.fd.as_fd(), c"").map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
+    }
+
+    fn entries(&self) -> Result<Vec<DirEntry>> {
+        let fail = |e: Errno| Error::os("read directory", self.name.clone(), e.raw_os_error());
+        let mut entries = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let kind = match kind_of_dirent(entry.file_type()) {
+                Some(kind) => kind,
+                // Some file systems leave the type out; our own listing never does.
+                None => match self.stat(name) {
+                    Ok(attr) => attr.kind,
+                    Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                    Err(e) => return Err(e),
+                },
+            };
+            entries.push(DirEntry { name: OsStr::from_bytes(name).to_owned(), ino: entry.ino(), kind });
+        }
+        Ok(entries)
+    }
+
+    fn stat(&self, name: &[u8]) -> Result<Attr> {
+        let fail = |e: Errno| {
+            Error::os("stat", PathText(Path::new(OsStr::from_bytes(name))).to_string(), e.raw_os_error())
+        };
+        let mut buffer = [0u8; 256];
+        if name.len() >= buffer.len() || name.contains(&b'/') {
+            return Err(fail(Errno::NAMETOOLONG));
+        }
+        buffer[..name.len()].copy_from_slice(name);
+        let name = CStr::from_bytes_until_nul(&buffer).expect("the last byte of the buffer is 0");
+        statx_fd(self.fd.as_fd(), name).map_err(fail)
+    }
+}
+
+/// Longest piece handed to the kernel at once: a path may be longer than PATH_MAX, its pieces may not.
+const PIECE_BYTES_MAX: usize = 3800;
+
+fn open_beneath(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() {
+        return open_piece(root, b".", flags);
+    }
+    if bytes.len() <= PIECE_BYTES_MAX {
+        return open_piece(root, bytes, flags);
+    }
+    let cut = bytes[..PIECE_BYTES_MAX].iter().rposition(|&b| b == b'/').ok_or(Errno::NAMETOOLONG)?;
+    let dir = open_piece(root, &bytes[..cut], OFlags::PATH | OFlags::DIRECTORY)?;
+    open_beneath(dir.as_fd(), Path::new(OsStr::from_bytes(&bytes[cut + 1..])), flags)
+}
+
+fn open_piece(dir: BorrowedFd<'_>, piece: &[u8], flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    // openat2 gives EAGAIN when something below was renamed while it looked; a few tries are always enough but for
+    // someone who renames in a loop, who then gets ESTALE and a new look-up.
+    for _ in 0..64 {
+        match rustix::fs::openat2(
+            dir,
+            OsStr::from_bytes(piece),
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            resolve,
+        ) {
+            Err(Errno::AGAIN | Errno::INTR) => continue,
+            other => return other,
+        }
+    }
+    Err(Errno::STALE)
+}
+
+fn statx_fd(fd: BorrowedFd<'_>, name: &CStr) -> std::result::Result<Attr, Errno> {
+    let mut flags = AtFlags::SYMLINK_NOFOLLOW;
+    if name.is_empty() {
+        flags |= AtFlags::EMPTY_PATH;
+    }
+    let s = rustix::fs::statx(fd, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+    let time = |t: rustix::fs::StatxTimestamp| Timestamp { secs: t.tv_sec, nanos: t.tv_nsec };
+    let has_birth = s.stx_mask & StatxFlags::BTIME.bits() != 0;
+    Ok(Attr {
+        kind: kind_of_mode(u32::from(s.stx_mode)),
+        perm: s.stx_mode & 0o7777,
+        nlink: s.stx_nlink,
+        uid: s.stx_uid,
+        gid: s.stx_gid,
+        rdev: encode_dev(s.stx_rdev_major, s.stx_rdev_minor),
+        size: s.stx_size,
+        blocks: s.stx_blocks,
+        atime: time(s.stx_atime),
+        mtime: time(s.stx_mtime),
+        ctime: time(s.stx_ctime),
+        identity: Identity {
+            dev: rustix::fs::makedev(s.stx_dev_major, s.stx_dev_minor),
+            ino: s.stx_ino,
+            birth: if has_birth { time(s.stx_btime) } else { Timestamp::default() },
+        },
+    })
+}
+
+/// The kernel's 32-bit device encoding, which FUSE uses (`new_encode_dev` in include/linux/kdev_t.h).
+fn encode_dev(major: u32, minor: u32) -> u32 {
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+fn kind_of_mode(mode: u32) -> FileKind {
+    match rustix::fs::FileType::from_raw_mode(mode) {
+        rustix::fs::FileType::Directory => FileKind::Directory,
+        rustix::fs::FileType::Symlink => FileKind::Symlink,
+        rustix::fs::FileType::Fifo => FileKind::Fifo,
+        rustix::fs::FileType::Socket => FileKind::Socket,
+        rustix::fs::FileType::CharacterDevice => FileKind::CharDevice,
+        rustix::fs::FileType::BlockDevice => FileKind::BlockDevice,
+        _ => FileKind::Regular,
+    }
+}
+
+fn kind_of_dirent(kind: rustix::fs::FileType) -> Option<FileKind> {
+    match kind {
+        rustix::fs::FileType::Unknown => None,
+        other => Some(kind_of_mode(other.as_raw_mode())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn source() -> (tempfile::TempDir, LocalSource) {
+        let dir = tempfile::tempdir().unwrap();
+        let source = LocalSource::new(dir.path(), None).unwrap();
+        (dir, source)
+    }
+
+    #[test]
+    fn bug_149_links_are_served_as_links_and_never_followed() {
+        let (dir, source) = source();
+        std::fs::create_dir(dir.path().join("d")).unwrap();
+        std::fs::write(dir.path().join("d/f"), "x").unwrap();
+        symlink("/etc", dir.path().join("evil")).unwrap();
+        symlink("d", dir.path().join("inside")).unwrap();
+        assert_eq!(source.read_link(Path::new("evil")).unwrap(), b"/etc");
+        assert_eq!(source.stat(Path::new("evil")).unwrap().kind, FileKind::Symlink);
+        for path in ["evil/passwd", "inside/f", "../x", "/etc/passwd", "d/../../etc/passwd"] {
+            let error = source.open(Path::new(path)).err().expect(path);
+            assert!(matches!(error.errno(), Some(libc::ELOOP | libc::EXDEV)), "{path}: {error}");
+            assert!(source.stat(Path::new(path)).is_err(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_pipe_in_place_of_a_file_does_not_hang() {
+        let (dir, source) = source();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            dir.path().join("p"),
+            rustix::fs::FileType::Fifo,
+            Mode::from_raw_mode(0o600),
+            0,
+        )
+        .unwrap();
+        assert_eq!(source.open(Path::new("p")).err().unwrap().errno(), Some(libc::ESTALE));
+    }
+
+    #[test]
+    fn paths_longer_than_path_max_resolve() {
+        let (dir, source) = source();
+        let mut fd = rustix::fs::open(dir.path(), OFlags::PATH, Mode::empty()).unwrap();
+        let name = "n".repeat(250);
+        let mut path = std::path::PathBuf::new();
+        for _ in 0..40 {
+            rustix::fs::mkdirat(&fd, name.as_str(), Mode::from_raw_mode(0o700)).unwrap();
+            fd = rustix::fs::openat(&fd, name.as_str(), OFlags::PATH, Mode::empty()).unwrap();
+            path.push(&name);
+        }
+        assert_eq!(source.stat(&path).unwrap().kind, FileKind::Directory);
+    }
+
+    #[test]
+    fn versions_differ_when_anything_that_matters_does() {
+        let (dir, source) = source();
+        let file = dir.path().join("f");
+        std::fs::write(&file, "aaaa").unwrap();
+        let before = source.version(&source.stat(Path::new("f")).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let mtime = std::fs::metadata(&file).unwrap().modified().unwrap();
+        std::fs::write(&file, "bbbb").unwrap();
+        std::fs::File::options().write(true).open(&file).unwrap().set_modified(mtime).unwrap();
+        let after = source.version(&source.stat(Path::new("f")).unwrap());
+        assert_eq!((before.size, before.mtime), (after.size, after.mtime));
+        assert_ne!(before, after, "ctime tells");
+    }
+
+    #[test]
+    fn numbered_as_they_go_means_by_path() {
+        assert_eq!(default_rule(0x6573_5546), IdentityRule::Path);
+        assert_eq!(default_rule(0xEF53), IdentityRule::Inode);
+        assert_ne!(path_id(Path::new("a")), path_id(Path::new("b")));
+    }
+}

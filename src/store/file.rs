@@ -1,0 +1,386 @@
+//! One version of one file in the cache: where its bytes are and what is known of each chunk.
+//!
+//! A chunk is present only after its bytes and its checksum were written, and trusted only if this process wrote it,
+//! verified it, or found it after a clean stop. The kernel may read a file by itself only when every chunk is present
+//! and trusted, since after that nobody looks.
+//!
+//! Who uses a file holds a [`FileUse`]; a file is removed to make room only when there is none. What a removed file
+//! took is given back when the last reference to it is gone, because the disk frees it no earlier.
+
+use super::{CacheDir, Record, Reservation, disk_bytes};
+use crate::types::{
+    ChunkIndex, ChunkRange, FileId, FileVersion, KernelRef, Result, chunk_count, chunk_range,
+};
+use parking_lot::Mutex;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Where the bytes are.
+pub enum Place {
+    /// A data file of the cache directory.
+    Ssd {
+        /// Its number, which is its name.
+        number: u64,
+    },
+    /// A file in memory, for what found no room on the SSD.
+    Ram(Arc<OwnedFd>),
+}
+
+/// What is known of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    /// Not here.
+    Missing,
+    /// Here.
+    Present {
+        /// blake3 of its bytes.
+        hash: [u8; 32],
+        /// Whether the bytes on the disk are known to be those.
+        trusted: bool,
+    },
+}
+
+/// What a reader needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// These chunks are missing.
+    Fetch(ChunkRange),
+    /// This chunk is present but was not looked at since an unclean stop.
+    Verify(ChunkIndex),
+}
+
+/// One version of one file.
+pub struct CacheFile {
+    id: FileId,
+    version: FileVersion,
+    path: Box<[u8]>,
+    place: Place,
+    // Before `reservation`: the kernel's reference goes first, then the space is given back.
+    kernel: Mutex<Option<KernelRef>>,
+    state: Mutex<State>,
+    reservation: Mutex<Reservation>,
+    users: AtomicU32,
+    hits: AtomicU32,
+}
+
+struct State {
+    chunks: Box<[Chunk]>,
+    missing: u32,
+    untrusted: u32,
+    fd: Weak<OwnedFd>,
+}
+
+/// `users` of a file that was chosen for removal: nobody may begin to use it.
+const DEAD: u32 = u32::MAX;
+
+impl CacheFile {
+    /// A file whose chunks are as given.
+    pub fn new(
+        id: FileId,
+        version: FileVersion,
+        path: &[u8],
+        place: Place,
+        chunks: Vec<Chunk>,
+        reservation: Reservation,
+    ) -> Arc<Self> {
+        debug_assert_eq!(chunks.len() as u32, chunk_count(version.size));
+        let missing = chunks.iter().filter(|c| **c == Chunk::Missing).count() as u32;
+        let untrusted =
+            chunks.iter().filter(|c| matches!(c, Chunk::Present { trusted: false, .. })).count() as u32;
+        Arc::new(Self {
+            id,
+            version,
+            path: path.into(),
+            place,
+            kernel: Mutex::new(None),
+            state: Mutex::new(State { chunks: chunks.into(), missing, untrusted, fd: Weak::new() }),
+            reservation: Mutex::new(reservation),
+            users: AtomicU32::new(0),
+            hits: AtomicU32::new(0),
+        })
+    }
+
+    /// The file that `record` speaks of.
+    pub fn from_record(id: FileId, record: &Record, trusted: bool, reservation: Reservation) -> Arc<Self> {
+        let chunk = |hash: &Option<[u8; 32]>| match hash {
+            Some(hash) => Chunk::Present { hash: *hash, trusted },
+            None => Chunk::Missing,
+        };
+        let chunks = record.chunks.iter().map(chunk).collect();
+        Self::new(id, record.version, &record.path, Place::Ssd { number: record.number }, chunks, reservation)
+    }
+
+    /// The record to write; `None` for a file in memory.
+    pub fn record(&self) -> Option<Record> {
+        let Place::Ssd { number } = self.place else { return None };
+        let hash = |chunk: &Chunk| match chunk {
+            Chunk::Present { hash, .. } => Some(*hash),
+            Chunk::Missing => None,
+        };
+        let chunks = self.state.lock().chunks.iter().map(hash).collect();
+        Some(Record { number, version: self.version, path: self.path.to_vec(), chunks })
+    }
+
+    /// Its key.
+    pub fn id(&self) -> FileId {
+        self.id
+    }
+
+    /// Its content.
+    pub fn version(&self) -> FileVersion {
+        self.version
+    }
+
+    /// Length in bytes.
+    pub fn size(&self) -> u64 {
+        self.version.size
+    }
+
+    /// Path below the source's root under which it was filled.
+    pub fn path(&self) -> &[u8] {
+        &self.path
+    }
+
+    /// Where its bytes are.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Whether every chunk is present.
+    pub fn is_complete(&self) -> bool {
+        self.state.lock().missing == 0
+    }
+
+    /// Whether the kernel may read it by itself.
+    pub fn is_servable(&self) -> bool {
+        let s = self.state.lock();
+        s.missing == 0 && s.untrusted == 0
+    }
+
+    /// Bytes present.
+    pub fn cached_bytes(&self) -> u64 {
+        let s = self.state.lock();
+        if s.missing == 0 {
+            return self.version.size;
+        }
+        let present = |(i, chunk): (usize, &Chunk)| match chunk {
+            Chunk::Missing => 0,
+            Chunk::Present { .. } => chunk_range(i as ChunkIndex, self.version.size).len(),
+        };
+        s.chunks.iter().enumerate().map(present).sum()
+    }
+
+    /// What must happen before `range` can be read; `None` if nothing.
+    pub fn need(&self, range: ChunkRange) -> Option<Need> {
+        let s = self.state.lock();
+        if s.missing == 0 && s.untrusted == 0 {
+            return None;
+        }
+        let is_missing = |i: ChunkIndex| s.chunks[i as usize] == Chunk::Missing;
+        (range.start..range.end).find_map(|i| match s.chunks[i as usize] {
+            Chunk::Missing => {
+                let end = (i..range.end).find(|&j| !is_missing(j)).unwrap_or(range.end);
+                Some(Need::Fetch(ChunkRange { start: i, end }))
+            }
+            Chunk::Present { trusted: false, .. } => Some(Need::Verify(i)),
+            Chunk::Present { .. } => None,
+        })
+    }
+
+    /// All chunks of the file.
+    pub fn all(&self) -> ChunkRange {
+        ChunkRange { start: 0, end: chunk_count(self.version.size) }
+    }
+
+    /// What is known of a chunk.
+    pub fn chunk(&self, index: ChunkIndex) -> Chunk {
+        self.state.lock().chunks[index as usize]
+    }
+
+    /// The chunk's bytes and checksum are written: from now on it is present and trusted.
+    pub fn set_present(&self, index: ChunkIndex, hash: [u8; 32]) {
+        self.set(index, Chunk::Present { hash, trusted: true });
+    }
+
+    /// The chunk's bytes are not what was written.
+    pub fn set_missing(&self, index: ChunkIndex) {
+        self.set(index, Chunk::Missing);
+        let bytes = disk_bytes(chunk_range(index, self.version.size).len());
+        self.reservation.lock().shrink(bytes);
+    }
+
+    fn set(&self, index: ChunkIndex, chunk: Chunk) {
+        let mut s = self.state.lock();
+        let old = std::mem::replace(&mut s.chunks[index as usize], chunk);
+        let count = |c: Chunk| match c {
+            Chunk::Missing => (1, 0),
+            Chunk::Present { trusted: false, .. } => (0, 1),
+            Chunk::Present { trusted: true, .. } => (0, 0),
+        };
+        s.missing = s.missing - count(old).0 + count(chunk).0;
+        s.untrusted = s.untrusted - count(old).1 + count(chunk).1;
+    }
+
+    /// Adds the space for chunks that are about to be written.
+    pub fn add_space(&self, reservation: Reservation) {
+        self.reservation.lock().absorb(reservation);
+    }
+
+    /// What it takes on the disk, bytes.
+    pub fn reserved_bytes(&self) -> u64 {
+        self.reservation.lock().bytes()
+    }
+
+    /// Its data file, open. Shared by all who hold it at the same time.
+    pub fn open(&self, dir: &CacheDir) -> Result<Arc<OwnedFd>> {
+        let number = match &self.place {
+            Place::Ram(fd) => return Ok(fd.clone()),
+            Place::Ssd { number } => *number,
+        };
+        let write = {
+            let s = self.state.lock();
+            if let Some(fd) = s.fd.upgrade() {
+                return Ok(fd);
+            }
+            s.missing > 0
+        };
+        // Not under the lock: the disk may be slow. Two may open at once; the later one is kept.
+        let fd = Arc::new(dir.open_data(number, self.version.size, write)?);
+        self.state.lock().fd = Arc::downgrade(&fd);
+        Ok(fd)
+    }
+
+    /// The kernel's registration, if one is kept.
+    pub fn kernel_ref(&self) -> Option<KernelRef> {
+        self.kernel.lock().clone()
+    }
+
+    /// Keeps or drops the kernel's registration. Returns the one that was kept, to be dropped by the caller.
+    pub fn set_kernel_ref(&self, kernel: Option<KernelRef>) -> Option<KernelRef> {
+        std::mem::replace(&mut *self.kernel.lock(), kernel)
+    }
+
+    /// Counts an open that found it, and says how many there were.
+    pub fn hits(&self) -> u32 {
+        self.hits.load(Ordering::Relaxed)
+    }
+
+    /// Counts an open that found it.
+    pub fn count_hit(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether somebody uses it.
+    pub fn is_in_use(&self) -> bool {
+        !matches!(self.users.load(Ordering::Acquire), 0 | DEAD)
+    }
+
+    /// Claims the file for removal: true if nobody uses it, and from then on nobody can.
+    pub fn retire(&self) -> bool {
+        self.users.compare_exchange(0, DEAD, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Begins to use it; `None` if it was claimed for removal.
+    pub fn use_it(self: &Arc<Self>) -> Option<FileUse> {
+        let next = |n: u32| (n != DEAD).then(|| n + 1);
+        self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
+        Some(FileUse(self.clone()))
+    }
+}
+
+/// Somebody uses the file: it is not removed to make room while this lives.
+pub struct FileUse(Arc<CacheFile>);
+
+impl std::ops::Deref for FileUse {
+    type Target = Arc<CacheFile>;
+
+    fn deref(&self) -> &Arc<CacheFile> {
+        &self.0
+    }
+}
+
+impl Clone for FileUse {
+    fn clone(&self) -> Self {
+        self.0.users.fetch_add(1, Ordering::AcqRel);
+        Self(self.0.clone())
+    }
+}
+
+impl Drop for FileUse {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Budget;
+    use crate::types::{CHUNK_BYTES, Timestamp};
+
+    fn file(chunks: Vec<Chunk>) -> Arc<CacheFile> {
+        let time = Timestamp::default();
+        let size = chunks.len() as u64 * CHUNK_BYTES;
+        let version = FileVersion { size, mtime: time, ctime: time, ino: 1 };
+        let reservation = Budget::new(u64::MAX / 2, 100).reserve(size, 1).unwrap();
+        CacheFile::new(
+            FileId { high: 0, low: 1 },
+            version,
+            b"f",
+            Place::Ssd { number: 1 },
+            chunks,
+            reservation,
+        )
+    }
+
+    const HERE: Chunk = Chunk::Present { hash: [1; 32], trusted: true };
+    const DOUBTFUL: Chunk = Chunk::Present { hash: [1; 32], trusted: false };
+
+    #[test]
+    fn servable_means_all_present_and_all_trusted() {
+        let f = file(vec![HERE, DOUBTFUL, Chunk::Missing]);
+        assert!(!f.is_complete() && !f.is_servable());
+        assert_eq!(f.cached_bytes(), 2 * CHUNK_BYTES);
+        f.set_present(2, [2; 32]);
+        assert!(f.is_complete() && !f.is_servable());
+        f.set_present(1, [1; 32]);
+        assert!(f.is_servable());
+        f.set_missing(0);
+        assert!(!f.is_complete());
+        assert_eq!(f.reserved_bytes(), 2 * CHUNK_BYTES);
+    }
+
+    #[test]
+    fn needs_come_in_order_and_stop_at_what_is_here() {
+        let f = file(vec![HERE, Chunk::Missing, Chunk::Missing, HERE, DOUBTFUL, Chunk::Missing]);
+        assert_eq!(f.need(f.all()), Some(Need::Fetch(ChunkRange { start: 1, end: 3 })));
+        assert_eq!(f.need(ChunkRange { start: 3, end: 6 }), Some(Need::Verify(4)));
+        assert_eq!(f.need(ChunkRange { start: 3, end: 4 }), None);
+        assert_eq!(
+            f.need(ChunkRange { start: 5, end: 6 }),
+            Some(Need::Fetch(ChunkRange { start: 5, end: 6 }))
+        );
+    }
+
+    #[test]
+    fn a_file_in_use_cannot_be_retired_and_a_retired_one_cannot_be_used() {
+        let f = file(vec![HERE]);
+        let use1 = f.use_it().unwrap();
+        let use2 = use1.clone();
+        assert!(!f.retire());
+        drop(use1);
+        assert!(f.is_in_use() && !f.retire());
+        drop(use2);
+        assert!(f.retire() && f.use_it().is_none() && !f.is_in_use());
+    }
+
+    #[test]
+    fn a_record_of_it_makes_the_same_file_again() {
+        let f = file(vec![HERE, Chunk::Missing]);
+        let record = f.record().unwrap();
+        let again = CacheFile::from_record(f.id(), &record, false, Budget::new(1 << 40, 9).adopt(1, 1));
+        assert_eq!(again.record().unwrap(), record);
+        assert_eq!(again.need(again.all()), Some(Need::Verify(0)));
+    }
+}
