@@ -33,6 +33,7 @@
 //! `cache::engine` and commits to the `store::index`.
 
 pub mod backing;
+pub mod config;
 pub mod policy;
 pub mod stats;
 pub mod store;
