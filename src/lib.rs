@@ -32,6 +32,7 @@
 //! `cache`, which joins or leads a flight, reserves space in `store::budget`, copies by an
 //! `cache::engine` and commits to the `store::index`.
 
+pub mod cli;
 pub mod control;
 pub mod stats;
 pub mod sys;
