@@ -33,7 +33,10 @@
 //! `cache::engine` and commits to the `store::index`.
 
 pub mod backing;
+pub mod cache;
+pub mod cli;
 pub mod config;
+pub mod control;
 pub mod policy;
 pub mod stats;
 pub mod store;

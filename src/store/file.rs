@@ -256,6 +256,12 @@ impl CacheFile {
         self.kernel.lock().clone()
     }
 
+    /// Keeps `kernel` as the registration unless there is one already, and gives the one that is kept: the kernel allows
+    /// one for all handles of a node.
+    pub fn kernel_ref_or(&self, kernel: KernelRef) -> KernelRef {
+        self.kernel.lock().get_or_insert(kernel).clone()
+    }
+
     /// Keeps or drops the kernel's registration. Returns the one that was kept, to be dropped by the caller.
     pub fn set_kernel_ref(&self, kernel: Option<KernelRef>) -> Option<KernelRef> {
         std::mem::replace(&mut *self.kernel.lock(), kernel)

@@ -1,0 +1,273 @@
+//! A whole file: into the SSD; if there is no room, into RAM; if there is none either, straight from the source.
+//!
+//! The source is looked at before and after: what was filled is one version, the one that was asked for, or it is
+//! thrown away.
+
+use super::engine::{Copy, CopyError};
+use super::flight::Waiter;
+use super::read::{Opened, Serving};
+use super::Cache;
+use crate::backing::SourceFile;
+use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
+use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Which content of which file is wanted.
+#[derive(Clone, Debug)]
+pub struct Want {
+    /// Its key.
+    pub id: FileId,
+    /// Its version, as the source was last seen.
+    pub version: FileVersion,
+    /// Its path below the source's root.
+    pub path: PathBuf,
+}
+
+/// Where the file can be read now.
+#[derive(Clone)]
+pub enum Served {
+    /// In the cache, complete.
+    File(FileUse),
+    /// Only in the source: nothing could be kept.
+    Source(Arc<dyn SourceFile>),
+}
+
+/// Why it cannot be read.
+#[derive(Clone, Debug)]
+pub enum FillError {
+    /// The source holds another version by now.
+    Changed(Attr),
+    /// The source failed.
+    Failed(Error),
+}
+
+/// Chunks per step of a fill in the background: 8 MiB, what the engine keeps in flight at most.
+const STEP_CHUNKS: u32 = 8;
+
+impl Cache {
+    /// Makes the file readable and then calls `then`, on this thread or, when another fills it already, on that one.
+    /// May wait for the source: call it from a pool.
+    pub fn fill(&self, want: Want, then: Waiter<std::result::Result<Served, FillError>>) {
+        let mut then = Some(then);
+        let waiter = || then.take().expect("asked for once at most");
+        let Some(lead) = self.fills.join(want.id, waiter) else { return };
+        let result = self.fill_now(&want);
+        lead.finish(result.clone());
+        if let Some(then) = then {
+            then(result);
+        }
+    }
+
+    fn fill_now(&self, want: &Want) -> std::result::Result<Served, FillError> {
+        // Another flight may have landed between the caller's look and this one.
+        if let Some(file) = self.get(want.id, &want.version)
+            && (file.is_servable() || (file.is_complete() && self.verify_file(&file)))
+        {
+            return Ok(Served::File(file));
+        }
+        let source = self.open_version(want)?;
+        match self.fill_ssd(want, &*source) {
+            Ok(file) => return Ok(Served::File(file)),
+            Err(Stop::Source(error)) => return Err(error),
+            Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
+            Err(Stop::Ssd(error)) => self.ssd_failed(&error),
+        }
+        match self.fill_ram(want, &*source) {
+            Ok(file) => Ok(Served::File(file)),
+            Err(Stop::Source(error)) => Err(error),
+            Err(Stop::NoRoom | Stop::Ssd(_)) => Ok(Served::Source(source)),
+        }
+    }
+
+    /// Opens the source's file if it still holds the version that is wanted.
+    pub(super) fn open_version(&self, want: &Want) -> std::result::Result<Arc<dyn SourceFile>, FillError> {
+        let count = |e: Error| {
+            self.stats.backing_errors.inc();
+            FillError::Failed(e)
+        };
+        let source = self.source.open(&want.path).map_err(count)?;
+        let attr = source.attr().map_err(count)?;
+        if self.source.version(&attr) != want.version {
+            return Err(FillError::Changed(attr));
+        }
+        Ok(source)
+    }
+
+    fn fill_ssd(&self, want: &Want, source: &dyn SourceFile) -> std::result::Result<FileUse, Stop> {
+        if self.ssd.is_resting() {
+            return Err(Stop::NoRoom);
+        }
+        let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
+        let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
+        match self.copy_whole(want, source, Arc::new(fd)) {
+            Ok(chunks) => {
+                self.ssd.worked();
+                self.stats.ssd_bytes_written.add(want.version.size);
+                let file = self.complete(want, Place::Ssd { number }, chunks, room);
+                // In use before it is in the map: nothing can evict it between the two.
+                let used = file.use_it().expect("not in the map yet, so nobody retired it");
+                self.publish(&file);
+                Ok(used)
+            }
+            Err(stop) => {
+                if let Err(e) = self.dir.remove(number) {
+                    self.ssd_failed(&e);
+                }
+                Err(stop)
+            }
+        }
+    }
+
+    fn fill_ram(&self, want: &Want, source: &dyn SourceFile) -> std::result::Result<FileUse, Stop> {
+        let room = self.ram.reserve(want.version.size).ok_or(Stop::NoRoom)?;
+        let fd = Arc::new(RamWindow::create().map_err(Stop::Ssd)?);
+        let chunks = self.copy_whole(want, source, fd.clone())?;
+        let file = self.complete(want, Place::Ram(fd), chunks, room);
+        let used = file.use_it().expect("not in the window yet, so nobody retired it");
+        self.ram.insert(file);
+        Ok(used)
+    }
+
+    fn complete(&self, want: &Want, place: Place, chunks: Vec<Chunk>, room: Reservation) -> Arc<CacheFile> {
+        self.stats.fills.inc();
+        CacheFile::new(want.id, want.version, want.path.as_os_str().as_bytes(), place, chunks, room)
+    }
+
+    /// Copies all of the file and looks whether it stayed the same meanwhile.
+    fn copy_whole(
+        &self,
+        want: &Want,
+        source: &dyn SourceFile,
+        target: Arc<OwnedFd>,
+    ) -> std::result::Result<Vec<Chunk>, Stop> {
+        let size = want.version.size;
+        let mut chunks = vec![Chunk::Missing; chunk_count(size) as usize];
+        let all = ChunkRange { start: 0, end: chunk_count(size) };
+        let job = Copy { source, target: &target, chunks: all, size };
+        let copied = self.engine.copy(&job, &mut |index, hash, bytes| {
+            self.stats.backing_bytes_read.add(bytes.len() as u64);
+            chunks[index as usize] = Chunk::Present { hash: *hash.as_bytes(), trusted: true };
+            true
+        });
+        self.check_same(want, source, copied)?;
+        Ok(chunks)
+    }
+
+    /// After a copy: its error if it had one, unless the source changed under it, which explains any.
+    fn check_same(
+        &self,
+        want: &Want,
+        source: &dyn SourceFile,
+        copied: std::result::Result<(), CopyError>,
+    ) -> std::result::Result<(), Stop> {
+        match copied {
+            Err(CopyError::Ssd(e)) => return Err(Stop::Ssd(e)),
+            Err(CopyError::Source(e)) => {
+                self.stats.backing_errors.inc();
+                return Err(Stop::Source(FillError::Failed(e)));
+            }
+            Ok(()) | Err(CopyError::Truncated) => {}
+        }
+        let attr = source.attr().map_err(|e| Stop::Source(FillError::Failed(e)))?;
+        if self.source.version(&attr) != want.version {
+            return Err(Stop::Source(FillError::Changed(attr)));
+        }
+        match copied {
+            Ok(()) => Ok(()),
+            // Ends early and has not changed: the source contradicts itself, and no bytes are right.
+            Err(_) => Err(Stop::Source(FillError::Failed(Error::os("read", shown(&want.path), EIO)))),
+        }
+    }
+
+    /// A large file, to be filled chunk by chunk as it is read. [`Serving::Source`] if nothing can be kept of it.
+    pub fn begin_partial(&self, want: &Want) -> std::result::Result<Serving, FillError> {
+        let source = self.open_version(want)?;
+        let opened = source.attr().map_err(FillError::Failed)?;
+        let file = match self.get(want.id, &want.version) {
+            Some(file) => Some(file),
+            None => self.create_sparse(want),
+        };
+        Ok(match file {
+            Some(file) => Serving::partial(file, Some(Opened { source, attr: opened })),
+            None => Serving::Source(Opened { source, attr: opened }),
+        })
+    }
+
+    fn create_sparse(&self, want: &Want) -> Option<FileUse> {
+        if self.ssd.is_resting() {
+            return None;
+        }
+        let Some(room) = self.make_room(0, 1) else {
+            self.stats.cache_refusals.inc();
+            return None;
+        };
+        let create = || -> Result<u64> {
+            let (number, fd) = self.dir.create()?;
+            rustix::fs::ftruncate(&fd, want.version.size).map_err(|e| {
+                let _ = self.dir.remove(number);
+                Error::os("truncate", shown(&want.path), e.raw_os_error())
+            })?;
+            Ok(number)
+        };
+        match create() {
+            Ok(number) => {
+                let chunks = vec![Chunk::Missing; chunk_count(want.version.size) as usize];
+                let path = want.path.as_os_str().as_bytes();
+                let file = CacheFile::new(want.id, want.version, path, Place::Ssd { number }, chunks, room);
+                let used = file.use_it().expect("not in the map yet, so nobody retired it");
+                self.publish(&file);
+                Some(used)
+            }
+            Err(e) => {
+                self.ssd_failed(&e);
+                None
+            }
+        }
+    }
+
+    /// Fills what is missing of a large file in the background, once however often it is asked for.
+    pub fn fill_in_background(self: &Arc<Self>, serving: &Arc<Serving>) {
+        let (cache, serving) = (self.clone(), serving.clone());
+        self.background.submit(Box::new(move || {
+            let _ = cache.fill_rest(&serving, &mut |_| true);
+        }));
+    }
+
+    /// Fills what is missing of a large file, step by step. `progress` is told the bytes of each step and may stop it.
+    pub(super) fn fill_rest(&self, serving: &Serving, progress: &mut dyn FnMut(u64) -> bool) -> Result<()> {
+        let Some(file) = serving.file() else { return Ok(()) };
+        for start in (0..file.all().end).step_by(STEP_CHUNKS as usize) {
+            let step = ChunkRange { start, end: (start + STEP_CHUNKS).min(file.all().end) };
+            // No room or no SSD: there is no point in going on.
+            if !self.ensure_blocking(serving, step)? || !progress(step.bytes(file.size()).len()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a fill did not become a file.
+pub(super) enum Stop {
+    /// The source's fault; the reader learns of it.
+    Source(FillError),
+    /// The SSD's fault; the reader does not.
+    Ssd(Error),
+    /// No room to be had.
+    NoRoom,
+}
+
+const EIO: i32 = 5;
+
+pub(super) fn shown(path: &Path) -> String {
+    crate::types::escape_bytes(path.as_os_str().as_bytes())
+}
+
+/// The path of a cached file.
+pub(super) fn path_of(file: &CacheFile) -> &Path {
+    Path::new(OsStr::from_bytes(file.path()))
+}

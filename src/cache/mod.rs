@@ -1,0 +1,398 @@
+//! The conductor: makes the source's files appear on the SSD, once for all who ask, within the budget, and serves them.
+//!
+//! | file | its part |
+//! |---|---|
+//! | [`pool`] | threads that may wait for the source |
+//! | [`flight`] | one fetch in progress, any number of waiters |
+//! | [`engine`] | bytes from the source to the SSD, hashed on the way |
+//! | [`fill`] | a whole file: into the SSD, else into RAM, else straight from the source |
+//! | [`read`] | a range of a file, fetching what is missing |
+//! | [`space`] | room for a fill, by evicting |
+//! | [`journal`] | what changed goes into the index, in batches, after the data |
+//! | [`verify`] | re-hashes what is cached |
+//! | [`warm`] | fills whole trees |
+//!
+//! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
+//! becomes a counter and a read from the source.
+#![forbid(unsafe_code)]
+
+pub mod engine;
+pub mod fill;
+pub mod flight;
+pub mod journal;
+pub mod pool;
+pub mod read;
+pub mod space;
+pub mod verify;
+pub mod warm;
+
+pub use fill::{FillError, Served, Want};
+pub use read::Serving;
+
+use crate::backing::Source;
+use crate::policy::Eviction;
+use crate::stats::Stats;
+use crate::store::index::Loaded;
+use crate::store::{Budget, CacheDir, CacheFile, FileUse, RamWindow, disk_bytes};
+use crate::types::{ChunkIndex, Error, ErrorKind, FileId, FileVersion, KernelRef, Result};
+use engine::FillEngine;
+use flight::FlightTable;
+use journal::Journal;
+use parking_lot::Mutex;
+use pool::Pool;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// How a cache is to behave.
+pub struct Settings {
+    /// Capacity, bytes.
+    pub bytes_max: u64,
+    /// Capacity, files.
+    pub files_max: u64,
+    /// Free bytes of the file system that are left to others.
+    pub free_floor_bytes: u64,
+    /// RAM for files that find no room, bytes.
+    pub ram_window_bytes: u64,
+    /// Files up to this size are filled whole when they are opened, bytes.
+    pub small_file_bytes_max: u64,
+}
+
+/// Fills of large files that run by themselves in the background at the same time. Each keeps several chunks in
+/// flight; more would only take turns on the same source.
+const BACKGROUND_FILLS_MAX: usize = 4;
+
+/// A cache over one source.
+///
+/// Lock order: `policy` before a shard of `files`; the others are leaves. None is held across I/O.
+pub struct Cache {
+    settings: Settings,
+    source: Arc<dyn Source>,
+    dir: Arc<CacheDir>,
+    engine: Arc<dyn FillEngine>,
+    stats: Arc<Stats>,
+    budget: Arc<Budget>,
+    ram: RamWindow,
+    policy: Mutex<Box<dyn Eviction>>,
+    files: FileMap,
+    fills: FlightTable<FileId, std::result::Result<Served, FillError>>,
+    chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
+    journal: Journal,
+    background: Pool,
+    ssd: SsdHealth,
+    free_seen: Mutex<Option<Instant>>,
+}
+
+impl Cache {
+    /// A cache with what the index remembers. After a stop that was not clean nothing is trusted before it was
+    /// verified, and data files that the index does not know are removed.
+    pub fn start(
+        settings: Settings,
+        source: Arc<dyn Source>,
+        dir: Arc<CacheDir>,
+        loaded: Loaded,
+        engine: Arc<dyn FillEngine>,
+        policy: Box<dyn Eviction>,
+        stats: Arc<Stats>,
+    ) -> Result<Arc<Self>> {
+        let Loaded { index, records, damaged, order, clean, lost: _ } = loaded;
+        stats.cache_errors.add(damaged);
+        let next = records.iter().map(|(_, r)| r.number + 1).max().unwrap_or(0);
+        dir.start_numbers_at(next);
+        if !clean {
+            let removed = dir.sweep(&records.iter().map(|(_, r)| r.number).collect::<HashSet<_>>())?;
+            tracing::info!("the last stop was not clean: {removed} unfinished files removed");
+        }
+        let cache = Arc::new(Self {
+            budget: Budget::new(settings.bytes_max, settings.files_max),
+            ram: RamWindow::new(settings.ram_window_bytes),
+            settings,
+            source,
+            dir: dir.clone(),
+            engine,
+            stats: stats.clone(),
+            policy: Mutex::new(policy),
+            files: FileMap::new(),
+            fills: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
+            chunks: FlightTable::new(|| Err(abandoned())),
+            journal: Journal::new(index, dir, stats),
+            background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
+            ssd: SsdHealth::default(),
+            free_seen: Mutex::new(None),
+        });
+        cache.adopt(records, &order, clean);
+        cache.journal.start(&cache);
+        Ok(cache)
+    }
+
+    /// Takes over what the index remembers, in the eviction order of the last stop; without one the older numbers go
+    /// first, which is the order of filling.
+    fn adopt(&self, mut records: Vec<(FileId, crate::store::Record)>, order: &[FileId], trusted: bool) {
+        let rank: HashMap<FileId, usize> = order.iter().enumerate().map(|(i, id)| (*id, i + 1)).collect();
+        records.sort_by_key(|(id, record)| (rank.get(id).copied().unwrap_or(0), record.number));
+        let mut policy = self.policy.lock();
+        for (id, record) in &records {
+            let present = record.chunks.iter().enumerate().filter(|(_, c)| c.is_some());
+            let size = record.version.size;
+            let bytes = present.map(|(i, _)| crate::types::chunk_range(i as u32, size).len()).map(disk_bytes).sum();
+            let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
+            self.files.insert(file);
+            policy.inserted(*id);
+        }
+        drop(policy);
+        self.budget.set_overhead(self.dir.index_bytes());
+        self.shrink_to_budget();
+    }
+
+    /// The complete or partial copy of this version of the file, if there is one; an older version is dropped.
+    pub fn get(&self, id: FileId, version: &FileVersion) -> Option<FileUse> {
+        if let Some(file) = self.files.get(id) {
+            if file.version() == *version {
+                return file.use_it();
+            }
+            if self.files.remove_exactly(&file) {
+                self.stats.stale_drops.inc();
+                self.policy.lock().removed(id);
+                self.discard(&file);
+            }
+        }
+        self.ram.get(id, version)?.use_it()
+    }
+
+    /// Whether a file of this size is filled whole when it is opened.
+    pub fn is_small(&self, size: u64) -> bool {
+        size <= self.settings.small_file_bytes_max
+    }
+
+    /// Notes that a cached file was opened.
+    pub fn note_open(&self, file: &CacheFile) {
+        file.count_hit();
+        self.policy.lock().accessed(file.id());
+    }
+
+    /// The data file of a cached file, open. A fault of the SSD drops the file and says so.
+    pub fn open_data(&self, file: &Arc<CacheFile>) -> Result<Arc<std::os::fd::OwnedFd>> {
+        file.open(&self.dir).inspect_err(|e| {
+            tracing::warn!("cached copy dropped: {e}");
+            self.stats.cache_errors.inc();
+            self.drop_file(file);
+        })
+    }
+
+    /// Drops a cached file because it is in doubt; who uses it keeps what it has open.
+    pub fn drop_file(&self, file: &Arc<CacheFile>) {
+        self.ram.remove(file.id());
+        if self.files.remove_exactly(file) {
+            self.policy.lock().removed(file.id());
+            self.discard(file);
+        }
+    }
+
+    /// Drops the cached copy of `id`, at an operator's wish. `false` if there is none or somebody uses it.
+    pub fn evict(&self, id: FileId) -> bool {
+        let in_ram = self.ram.remove(id);
+        let Some(file) = self.files.get(id) else { return in_ram };
+        if !file.retire() {
+            return false;
+        }
+        self.drop_file(&file);
+        true
+    }
+
+    /// After it left the map: its name, its record and the kernel's reference go. Its space is given back with the
+    /// last reference.
+    fn discard(&self, file: &Arc<CacheFile>) {
+        drop(file.set_kernel_ref(None));
+        self.journal.removed(file.id());
+        if let crate::store::Place::Ssd { number } = file.place()
+            && let Err(e) = self.dir.remove(*number)
+        {
+            self.ssd_failed(&e);
+        }
+    }
+
+    /// Puts a file into the map; another version of it that was there is dropped.
+    fn publish(&self, file: &Arc<CacheFile>) {
+        let old = self.files.insert(file.clone());
+        self.policy.lock().inserted(file.id());
+        if let Some(old) = old {
+            self.discard(&old);
+        }
+        self.journal.changed(file.id());
+    }
+
+    /// Counts a fault of the SSD; says so once in a while.
+    fn ssd_failed(&self, error: &Error) {
+        self.stats.cache_errors.inc();
+        if self.ssd.failed() {
+            tracing::warn!("the cache is at fault, reading from the source instead: {error}");
+        }
+    }
+
+    /// Every cached file, in no order.
+    pub fn all_files(&self) -> Vec<Arc<CacheFile>> {
+        self.files.all()
+    }
+
+    /// The cached file of this id, whatever its version.
+    pub fn peek(&self, id: FileId) -> Option<Arc<CacheFile>> {
+        self.files.get(id)
+    }
+
+    /// The source below.
+    pub fn source(&self) -> &Arc<dyn Source> {
+        &self.source
+    }
+
+    /// The counters.
+    pub fn stats(&self) -> &Arc<Stats> {
+        &self.stats
+    }
+
+    /// The cache directory.
+    pub fn dir(&self) -> &Arc<CacheDir> {
+        &self.dir
+    }
+
+    /// The engine that fills.
+    pub fn engine_name(&self) -> &'static str {
+        self.engine.name()
+    }
+
+    /// Space in use and in all.
+    pub fn usage(&self) -> crate::store::budget::Usage {
+        self.budget.usage()
+    }
+
+    /// Bytes in the RAM window.
+    pub fn ram_bytes(&self) -> u64 {
+        self.ram.bytes()
+    }
+
+    /// Files in the cache.
+    pub fn file_count(&self) -> u64 {
+        self.files.len()
+    }
+
+    /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
+    pub fn stop(&self) {
+        self.background.stop();
+        self.journal.stop(&self.files, &self.policy.lock().order());
+    }
+
+    /// Writes what changed to the index now rather than in a moment.
+    pub fn flush(&self) {
+        self.journal.flush(&self.files);
+    }
+
+    /// Registers or forgets what the kernel's door attaches to a file.
+    pub fn attach(&self, file: &CacheFile, kernel: Option<KernelRef>) {
+        drop(file.set_kernel_ref(kernel));
+    }
+}
+
+fn abandoned() -> Error {
+    Error::new(ErrorKind::Io, "fill", "the thread that filled it died")
+}
+
+/// Cached files by id, in shards so that opens of different files do not meet.
+pub struct FileMap {
+    shards: Box<[Mutex<HashMap<FileId, Arc<CacheFile>>>]>,
+    count: AtomicU64,
+}
+
+/// More shards than cores on a training node; a shard costs 64 bytes.
+const SHARDS: usize = 64;
+
+impl FileMap {
+    fn new() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), count: AtomicU64::new(0) }
+    }
+
+    fn shard(&self, id: FileId) -> &Mutex<HashMap<FileId, Arc<CacheFile>>> {
+        // Inode numbers of a directory's files are neighbours: multiply, so that they spread.
+        let hash = (id.low ^ id.high).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.shards[(hash >> 58) as usize % SHARDS]
+    }
+
+    fn get(&self, id: FileId) -> Option<Arc<CacheFile>> {
+        self.shard(id).lock().get(&id).cloned()
+    }
+
+    fn insert(&self, file: Arc<CacheFile>) -> Option<Arc<CacheFile>> {
+        let old = self.shard(file.id()).lock().insert(file.id(), file);
+        if old.is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        old
+    }
+
+    /// Removes this file and no other that has taken its place.
+    fn remove_exactly(&self, file: &Arc<CacheFile>) -> bool {
+        let mut shard = self.shard(file.id()).lock();
+        let is_it = shard.get(&file.id()).is_some_and(|f| Arc::ptr_eq(f, file));
+        if is_it {
+            shard.remove(&file.id());
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_it
+    }
+
+    fn all(&self) -> Vec<Arc<CacheFile>> {
+        self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    fn len(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether the SSD works. After several faults in a row it is left alone for a while and then tried again, so that a
+/// dead disk costs one try per interval and not one per open.
+#[derive(Default)]
+struct SsdHealth {
+    state: Mutex<HealthState>,
+}
+
+#[derive(Default)]
+struct HealthState {
+    faults_in_row: u32,
+    resting_until: Option<Instant>,
+    last_warning: Option<Instant>,
+}
+
+/// Faults in a row after which the SSD rests.
+const FAULTS_MAX: u32 = 8;
+/// How long it rests.
+const REST: Duration = Duration::from_secs(5);
+/// At most one warning in this time.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
+
+impl SsdHealth {
+    /// Notes a fault. `true` if it should be said aloud.
+    fn failed(&self) -> bool {
+        let mut s = self.state.lock();
+        let now = Instant::now();
+        s.faults_in_row += 1;
+        if s.faults_in_row >= FAULTS_MAX {
+            s.resting_until = Some(now + REST);
+            s.faults_in_row = 0;
+        }
+        let loud = s.last_warning.is_none_or(|t| now - t >= WARNING_INTERVAL);
+        if loud {
+            s.last_warning = Some(now);
+        }
+        loud
+    }
+
+    fn worked(&self) {
+        let mut s = self.state.lock();
+        s.faults_in_row = 0;
+        s.resting_until = None;
+    }
+
+    fn is_resting(&self) -> bool {
+        self.state.lock().resting_until.is_some_and(|t| Instant::now() < t)
+    }
+}

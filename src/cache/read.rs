@@ -1,0 +1,454 @@
+//! A range of a file for a reader, fetching what is missing.
+//!
+//! Used where the kernel does not read by itself: files that are partly cached, and every file where passthrough
+//! cannot be had. What is in the page cache of the SSD's file system is answered at once on the caller's thread; all
+//! else goes to a pool, and a reader that waits for another's fetch holds no thread while it waits.
+
+use super::engine::{Copy, CopyError};
+use super::fill::{FillError, Want, path_of};
+use super::flight::{Lead, Waiter};
+use super::pool::Pool;
+use super::{Cache, abandoned};
+use crate::backing::SourceFile;
+use crate::policy::StreamTracker;
+use crate::store::file::Need;
+use crate::store::{CacheFile, Chunk, FileUse, disk_bytes};
+use crate::types::{Attr, ByteRange, ChunkIndex, ChunkRange, Error, Result, chunk_range, escape_bytes};
+use parking_lot::Mutex;
+use rustix::io::{Errno, ReadWriteFlags};
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Gets the bytes, or the errno for the reader.
+pub type ReadDone = Box<dyn FnOnce(Result<&[u8]>) + Send>;
+
+/// What the open handles of a node read from. One version of one file, for as long as any of them is open.
+pub enum Serving {
+    /// A complete copy.
+    Kept(FileUse),
+    /// A copy that is still being made, or that must be verified chunk by chunk.
+    Partial(Partial),
+    /// The source itself.
+    Source(Opened),
+}
+
+/// An open file of the source and what it looked like when it was opened.
+#[derive(Clone)]
+pub struct Opened {
+    /// The file.
+    pub source: Arc<dyn SourceFile>,
+    /// Its attributes at that moment.
+    pub attr: Attr,
+}
+
+/// A copy in the making.
+pub struct Partial {
+    pub(super) file: FileUse,
+    source: Mutex<Option<Opened>>,
+    tracker: Mutex<StreamTracker>,
+}
+
+impl Serving {
+    /// A copy in the making; its source is opened when it is first needed, unless it is already.
+    pub fn partial(file: FileUse, source: Option<Opened>) -> Self {
+        Self::Partial(Partial { file, source: Mutex::new(source), tracker: Mutex::default() })
+    }
+
+    /// The cached file, if there is one.
+    pub fn file(&self) -> Option<&FileUse> {
+        match self {
+            Self::Kept(file) => Some(file),
+            Self::Partial(partial) => Some(&partial.file),
+            Self::Source(_) => None,
+        }
+    }
+
+    fn size(&self) -> u64 {
+        match self {
+            Self::Kept(file) => file.size(),
+            Self::Partial(partial) => partial.file.size(),
+            Self::Source(opened) => opened.attr.size,
+        }
+    }
+}
+
+thread_local! {
+    /// One read's bytes. The kernel asks for 1 MiB at most; a thread that never read has none.
+    static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Reads into this thread's buffer and hands the bytes on.
+fn with_buffer<T>(len: usize, read: impl FnOnce(&mut [u8]) -> T) -> T {
+    BUFFER.with_borrow_mut(|buffer| {
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        read(&mut buffer[..len])
+    })
+}
+
+/// What one look at the missing chunks led to.
+enum Step {
+    /// Nothing is missing any more.
+    Ready,
+    /// Something was done; look again.
+    Again,
+    /// Another fetches it; the waiter will be called.
+    Waiting,
+    /// It cannot be had from the cache: read the source instead.
+    Bypass,
+    /// The source failed.
+    Failed(Error),
+}
+
+impl Cache {
+    /// Reads `len` bytes at `offset`, fewer only at the end of the file, and calls `then` with them, perhaps on another
+    /// thread.
+    pub fn read(self: &Arc<Self>, serving: &Arc<Serving>, offset: u64, len: u32, pool: &Pool, then: ReadDone) {
+        let range = ByteRange::clamped(offset, u64::from(len), serving.size());
+        if range.is_empty() {
+            return then(Ok(&[]));
+        }
+        self.watch_stream(serving, range);
+        let Some(then) = self.read_now(serving, range, then) else { return };
+        let (cache, serving, again) = (self.clone(), serving.clone(), pool.clone());
+        pool.submit(Box::new(move || cache.read_slow(serving, range, again, then)));
+    }
+
+    /// Answers from the page cache, if everything is there; otherwise gives `then` back.
+    fn read_now(&self, serving: &Serving, range: ByteRange, then: ReadDone) -> Option<ReadDone> {
+        let Some(file) = serving.file() else { return Some(then) };
+        if file.need(range.chunks()).is_some() {
+            return Some(then);
+        }
+        let Ok(fd) = self.open_data(file) else { return Some(then) };
+        with_buffer(range.len() as usize, |buffer| {
+            let mut parts = [std::io::IoSliceMut::new(buffer)];
+            match rustix::io::preadv2(&*fd, &mut parts, range.start, ReadWriteFlags::NOWAIT) {
+                Ok(n) if n as u64 == range.len() => {
+                    self.count_read(serving, true);
+                    then(Ok(buffer));
+                    None
+                }
+                _ => Some(then),
+            }
+        })
+    }
+
+    fn read_slow(self: Arc<Self>, serving: Arc<Serving>, range: ByteRange, pool: Pool, then: ReadDone) {
+        if let Serving::Partial(partial) = &*serving
+            && let Some(need) = partial.file.need(range.chunks())
+        {
+            self.count_read(&serving, !matches!(need, Need::Fetch(_)));
+            let (cache, again) = (self.clone(), serving.clone());
+            let ready: Waiter<Result<bool>> = Box::new(move |ready| match ready {
+                Ok(true) => cache.read_file(&again, range, then),
+                Ok(false) => cache.read_source(&again, range, then),
+                Err(e) => then(Err(e)),
+            });
+            return self.ensure(serving, range.chunks(), pool, ready);
+        }
+        self.count_read(&serving, !matches!(*serving, Serving::Source(_)));
+        match &*serving {
+            Serving::Source(_) => self.read_source(&serving, range, then),
+            _ => self.read_file(&serving, range, then),
+        }
+    }
+
+    /// Reads of a complete file are not counted as hits: its open was.
+    fn count_read(&self, serving: &Serving, hit: bool) {
+        match (serving, hit) {
+            (Serving::Partial(_), true) => self.stats.hits.inc(),
+            (Serving::Partial(_), false) => self.stats.misses.inc(),
+            _ => {}
+        }
+    }
+
+    /// From the data file, which has everything; from the source if the SSD fails.
+    fn read_file(&self, serving: &Serving, range: ByteRange, then: ReadDone) {
+        let Some(file) = serving.file() else { return self.read_source(serving, range, then) };
+        let Ok(fd) = self.open_data(file) else { return self.read_source(serving, range, then) };
+        with_buffer(range.len() as usize, |buffer| match read_full(&fd, buffer, range.start) {
+            Ok(()) => then(Ok(buffer)),
+            Err(errno) => {
+                self.ssd_failed(&Error::os("read", escape_bytes(file.path()), errno));
+                self.drop_file(file);
+                self.read_source_into(serving, range, buffer, then);
+            }
+        });
+    }
+
+    /// From the source, if it still is what was opened.
+    fn read_source(&self, serving: &Serving, range: ByteRange, then: ReadDone) {
+        with_buffer(range.len() as usize, |buffer| self.read_source_into(serving, range, buffer, then));
+    }
+
+    fn read_source_into(&self, serving: &Serving, range: ByteRange, buffer: &mut [u8], then: ReadDone) {
+        match self.read_source_bytes(serving, range, buffer) {
+            Ok(()) => then(Ok(buffer)),
+            Err(e) => then(Err(e)),
+        }
+    }
+
+    fn read_source_bytes(&self, serving: &Serving, range: ByteRange, buffer: &mut [u8]) -> Result<()> {
+        let opened = self.opened(serving)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            let n = opened.source.read_at(&mut buffer[done..], range.start + done as u64);
+            match n.inspect_err(|_| self.stats.backing_errors.inc())? {
+                0 => return Err(stale("read")),
+                n => done += n,
+            }
+        }
+        self.stats.backing_bytes_read.add(buffer.len() as u64);
+        self.check_unchanged(&opened)
+    }
+
+    /// The source's file behind what is served.
+    fn opened(&self, serving: &Serving) -> Result<Opened> {
+        match serving {
+            Serving::Source(opened) => Ok(opened.clone()),
+            Serving::Kept(file) => self.open_source_of(file),
+            Serving::Partial(partial) => {
+                if let Some(opened) = partial.source.lock().clone() {
+                    return Ok(opened);
+                }
+                // Not under the lock: the source may be slow. Two may open at once; the later one is kept.
+                let opened = self.open_source_of(&partial.file)?;
+                *partial.source.lock() = Some(opened.clone());
+                Ok(opened)
+            }
+        }
+    }
+
+    fn open_source_of(&self, file: &CacheFile) -> Result<Opened> {
+        let want = Want { id: file.id(), version: file.version(), path: path_of(file).to_path_buf() };
+        match self.open_version(&want) {
+            Ok(source) => {
+                let attr = source.attr()?;
+                Ok(Opened { source, attr })
+            }
+            Err(FillError::Changed(_)) => Err(stale("open")),
+            Err(FillError::Failed(e)) if e.kind() == crate::types::ErrorKind::NotFound => Err(stale("open")),
+            Err(FillError::Failed(e)) => Err(e),
+        }
+    }
+
+    /// What was read from an open file is of its version only if the file is still that version. A file that only lost
+    /// a name since (rename over it, unlink) still is: its bytes did not change, and its reader holds the last reference.
+    fn check_unchanged(&self, opened: &Opened) -> Result<()> {
+        let now = opened.source.attr()?;
+        let same_bytes = now.size == opened.attr.size && now.mtime == opened.attr.mtime;
+        let lost_a_name = same_bytes && now.nlink < opened.attr.nlink;
+        if lost_a_name || self.source.version(&now) == self.source.version(&opened.attr) {
+            return Ok(());
+        }
+        Err(stale("read"))
+    }
+
+    /// Makes `chunks` present and trusted, then calls `then` with whether they can be read from the data file (`false`:
+    /// read the source). May wait for the source; while another fetches, holds no thread and goes on from `pool`.
+    fn ensure(
+        self: &Arc<Self>,
+        serving: Arc<Serving>,
+        chunks: ChunkRange,
+        pool: Pool,
+        then: Waiter<Result<bool>>,
+    ) {
+        let mut then = Some(then);
+        loop {
+            let waiter = || -> Waiter<Result<()>> {
+                let (cache, serving, pool) = (self.clone(), serving.clone(), pool.clone());
+                let then = then.take().expect("this step waits or goes on, not both");
+                Box::new(move |landed| {
+                    let again = pool.clone();
+                    pool.submit(Box::new(move || match landed {
+                        Ok(()) => cache.ensure(serving, chunks, again, then),
+                        Err(e) => then(Err(e)),
+                    }));
+                })
+            };
+            let end = match self.step(&serving, chunks, waiter) {
+                Step::Again => continue,
+                Step::Waiting => return,
+                Step::Ready => Ok(true),
+                Step::Bypass => Ok(false),
+                Step::Failed(e) => Err(e),
+            };
+            let then = then.take().expect("taken only by a step that waits");
+            return then(end);
+        }
+    }
+
+    /// The same for a thread that may block: fills in the background and `warm`.
+    pub(super) fn ensure_blocking(&self, serving: &Serving, chunks: ChunkRange) -> Result<bool> {
+        loop {
+            let (tx, rx) = std::sync::mpsc::sync_channel(1);
+            let waiter = || -> Waiter<Result<()>> { Box::new(move |landed| drop(tx.send(landed))) };
+            match self.step(serving, chunks, waiter) {
+                Step::Again => continue,
+                Step::Ready => return Ok(true),
+                Step::Bypass => return Ok(false),
+                Step::Failed(e) => return Err(e),
+                Step::Waiting => rx.recv().unwrap_or_else(|_| Err(abandoned()))?,
+            }
+        }
+    }
+
+    fn step(
+        &self,
+        serving: &Serving,
+        chunks: ChunkRange,
+        waiter: impl FnOnce() -> Waiter<Result<()>>,
+    ) -> Step {
+        let Serving::Partial(partial) = serving else { return Step::Ready };
+        match partial.file.need(chunks) {
+            None => Step::Ready,
+            Some(Need::Verify(index)) => match self.verify_chunk(&partial.file, index) {
+                Ok(_) => Step::Again,
+                Err(_) => Step::Bypass,
+            },
+            Some(Need::Fetch(extent)) => {
+                let number = flight_key(&partial.file);
+                let Some(first) = self.chunks.join((number, extent.start), waiter) else { return Step::Waiting };
+                let mut leads = vec![first];
+                for index in extent.start + 1..extent.end {
+                    let Some(lead) = self.chunks.try_lead((number, index)) else { break };
+                    leads.push(lead);
+                }
+                self.fetch(serving, partial, extent.start, leads)
+            }
+        }
+    }
+
+    /// Fetches the chunks that `leads` stand for, from `start` on.
+    fn fetch(
+        &self,
+        serving: &Serving,
+        partial: &Partial,
+        start: ChunkIndex,
+        leads: Vec<Lead<(u64, ChunkIndex), Result<()>>>,
+    ) -> Step {
+        let extent = ChunkRange { start, end: start + leads.len() as u32 };
+        let step = match self.copy_extent(serving, partial, extent) {
+            Ok(true) => Step::Again,
+            Ok(false) => Step::Bypass,
+            Err(e) => Step::Failed(e),
+        };
+        let landed = match &step {
+            Step::Failed(e) => Err(e.clone()),
+            // After a bypass the next one tries for itself, and will bypass as well.
+            _ => Ok(()),
+        };
+        leads.into_iter().for_each(|lead| lead.finish(landed.clone()));
+        step
+    }
+
+    /// Copies chunks and marks them present. `false`: the SSD has no room or is at fault.
+    fn copy_extent(&self, serving: &Serving, partial: &Partial, extent: ChunkRange) -> Result<bool> {
+        let file = &partial.file;
+        // Landed between the look and the lead.
+        if file.need(extent).is_none() {
+            return Ok(true);
+        }
+        if self.ssd.is_resting() {
+            return Ok(false);
+        }
+        let opened = self.opened(serving)?;
+        let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
+        let Some(room) = self.make_room(bytes, 0) else {
+            self.stats.cache_refusals.inc();
+            return Ok(false);
+        };
+        let Ok(target) = self.open_data(file) else { return Ok(false) };
+        let mut written = Vec::with_capacity(extent.len() as usize);
+        let job = Copy { source: &*opened.source, target: &target, chunks: extent, size: file.size() };
+        let copied = self.engine.copy(&job, &mut |index, hash, _| {
+            written.push((index, hash));
+            true
+        });
+        match copied {
+            Ok(()) => {}
+            Err(CopyError::Truncated) => return Err(stale("read")),
+            Err(CopyError::Source(e)) => {
+                self.stats.backing_errors.inc();
+                return Err(e);
+            }
+            Err(CopyError::Ssd(e)) => {
+                self.ssd_failed(&e);
+                return Ok(false);
+            }
+        }
+        self.check_unchanged(&opened)?;
+        self.ssd.worked();
+        file.add_space(room);
+        let bytes = extent.bytes(file.size()).len();
+        self.stats.backing_bytes_read.add(bytes);
+        self.stats.ssd_bytes_written.add(bytes);
+        written.iter().for_each(|(index, hash)| file.set_present(*index, *hash.as_bytes()));
+        if file.is_complete() {
+            self.stats.fills.inc();
+        }
+        self.journal.changed(file.id());
+        Ok(true)
+    }
+
+    /// Hashes a present chunk and compares. A chunk that is not what was written becomes missing.
+    pub(super) fn verify_chunk(&self, file: &Arc<CacheFile>, index: ChunkIndex) -> Result<bool> {
+        let Chunk::Present { hash, .. } = file.chunk(index) else { return Ok(false) };
+        let fd = self.open_data(file)?;
+        let range = chunk_range(index, file.size());
+        let found = with_buffer(range.len() as usize, |buffer| {
+            read_full(&fd, buffer, range.start).map(|()| *blake3::hash(buffer).as_bytes())
+        });
+        if found == Ok(hash) {
+            file.set_present(index, hash);
+            return Ok(true);
+        }
+        self.stats.checksum_failures.inc();
+        tracing::warn!("cached copy of {} is damaged in chunk {index}, dropped", escape_bytes(file.path()));
+        Ok(false)
+    }
+
+    /// Lets the tracker see the read, and fills the whole file in the background once it is wanted.
+    fn watch_stream(self: &Arc<Self>, serving: &Arc<Serving>, range: ByteRange) {
+        let Serving::Partial(partial) = &**serving else { return };
+        let chunks = range.chunks();
+        let missing = match partial.file.need(chunks) {
+            Some(Need::Fetch(extent)) => extent.len(),
+            _ => 0,
+        };
+        let wants_all = partial.tracker.lock().note(chunks, missing, partial.file.all().end);
+        if wants_all && !partial.file.is_complete() {
+            self.fill_in_background(serving);
+        }
+    }
+}
+
+/// Flights of chunks are per data file: another version is another file.
+fn flight_key(file: &CacheFile) -> u64 {
+    match file.place() {
+        crate::store::Place::Ssd { number } => *number,
+        crate::store::Place::Ram(_) => u64::MAX,
+    }
+}
+
+/// The version that was opened is gone from the source and not complete here.
+fn stale(op: &'static str) -> Error {
+    Error::os(op, "the version that was opened", Errno::STALE.raw_os_error())
+}
+
+/// Reads exactly `buffer`; an end before that is EIO, for a data file is never shorter than it should be.
+pub(super) fn read_full(fd: &OwnedFd, buffer: &mut [u8], offset: u64) -> std::result::Result<(), i32> {
+    let mut done = 0;
+    while done < buffer.len() {
+        match rustix::io::pread(fd, &mut buffer[done..], offset + done as u64) {
+            Ok(0) => return Err(Errno::IO.raw_os_error()),
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(e.raw_os_error()),
+        }
+    }
+    Ok(())
+}

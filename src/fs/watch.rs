@@ -1,0 +1,238 @@
+//! Requests that wait for the source, and what happens when the source is silent.
+//!
+//! A thread that is stuck in a dead source cannot be called back, but its client can be answered by another: the
+//! reply lies in a [`Pending`], and whoever takes it first answers. After a first while the answer is what is known,
+//! where something is; after a second one it is ETIMEDOUT. While the oldest request about names and attributes is
+//! overdue the source counts as silent, and what is known is given at once, so that cached files open as fast as ever.
+
+use crate::stats::Stats;
+use crate::types::Error;
+use parking_lot::{Condvar, Mutex};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A reply that several may want to give; the first one does.
+pub struct Pending<R>(Arc<Mutex<Option<R>>>);
+
+impl<R> Pending<R> {
+    /// Nobody has answered yet.
+    pub fn new(reply: R) -> Self {
+        Self(Arc::new(Mutex::new(Some(reply))))
+    }
+
+    /// The reply, if it was not given yet.
+    pub fn take(&self) -> Option<R> {
+        self.0.lock().take()
+    }
+}
+
+impl<R> Clone for Pending<R> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+type Action = Box<dyn FnOnce() + Send>;
+
+/// The requests that wait.
+pub struct Watch {
+    hang_after: Duration,
+    timeout: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    next: u64,
+    // In order of arrival, so that the first is the oldest.
+    waiting: BTreeMap<u64, Waiting>,
+    running: bool,
+    stopped: bool,
+}
+
+struct Waiting {
+    since: Instant,
+    /// About names and attributes: tells whether the source is silent. A fill may rightly take long.
+    metadata: bool,
+    on_hang: Option<Action>,
+    on_timeout: Option<Action>,
+}
+
+/// The request waits until this is dropped.
+pub struct WatchGuard {
+    watch: Arc<Watch>,
+    number: u64,
+}
+
+/// The thread looks this often while something waits.
+const TICK: Duration = Duration::from_millis(100);
+
+impl Watch {
+    /// Nothing waits. The thread that looks after it exists only while something does.
+    pub fn new(hang_after: Duration, timeout: Duration) -> Arc<Self> {
+        Arc::new(Self { hang_after, timeout, state: Mutex::default(), changed: Condvar::new() })
+    }
+
+    /// A request about names or attributes begins to wait; `known` is its answer if the source is silent.
+    pub fn metadata<T: Send + 'static>(
+        self: &Arc<Self>,
+        pending: &Pending<super::Reply<T>>,
+        known: Option<Box<dyn FnOnce() -> T + Send>>,
+        stats: &Arc<Stats>,
+    ) -> WatchGuard {
+        let on_hang = known.map(|known| -> Action {
+            let (pending, stats) = (pending.clone(), stats.clone());
+            Box::new(move || {
+                if let Some(reply) = pending.take() {
+                    stats.stale_answers.inc();
+                    reply(Ok(known()));
+                }
+            })
+        });
+        self.add(true, on_hang, timeout_action(pending.clone(), stats, |reply, error| reply(Err(error))))
+    }
+
+    /// A request for data begins to wait.
+    pub fn data<R: Send + 'static>(
+        self: &Arc<Self>,
+        pending: &Pending<R>,
+        stats: &Arc<Stats>,
+        answer: impl FnOnce(R, Error) + Send + 'static,
+    ) -> WatchGuard {
+        self.add(false, None, timeout_action(pending.clone(), stats, answer))
+    }
+
+    /// Whether the oldest request about names and attributes is overdue.
+    pub fn is_silent(&self) -> bool {
+        let state = self.state.lock();
+        let oldest = state.waiting.values().find(|w| w.metadata);
+        oldest.is_some_and(|w| w.since.elapsed() >= self.hang_after)
+    }
+
+    /// Requests that wait now.
+    pub fn len(&self) -> usize {
+        self.state.lock().waiting.len()
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Ends the thread.
+    pub fn stop(&self) {
+        self.state.lock().stopped = true;
+        self.changed.notify_all();
+    }
+
+    fn add(self: &Arc<Self>, metadata: bool, on_hang: Option<Action>, on_timeout: Action) -> WatchGuard {
+        let mut state = self.state.lock();
+        let number = state.next;
+        state.next += 1;
+        let waiting = Waiting { since: Instant::now(), metadata, on_hang, on_timeout: Some(on_timeout) };
+        state.waiting.insert(number, waiting);
+        if !state.running {
+            let watch = self.clone();
+            state.running =
+                std::thread::Builder::new().name("warmfs-watch".into()).spawn(move || watch.run()).is_ok();
+        } else if state.waiting.len() == 1 {
+            self.changed.notify_one();
+        }
+        WatchGuard { watch: self.clone(), number }
+    }
+
+    fn run(&self) {
+        let mut state = self.state.lock();
+        while !state.stopped {
+            if state.waiting.is_empty() {
+                self.changed.wait(&mut state);
+                continue;
+            }
+            self.changed.wait_for(&mut state, TICK);
+            let overdue = self.overdue(&mut state);
+            // The answers are given without the lock: they write to the kernel.
+            parking_lot::MutexGuard::unlocked(&mut state, || overdue.into_iter().for_each(|act| act()));
+        }
+    }
+
+    fn overdue(&self, state: &mut State) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for waiting in state.waiting.values_mut() {
+            let age = waiting.since.elapsed();
+            if age < self.hang_after {
+                // The others are younger.
+                break;
+            }
+            actions.extend(waiting.on_hang.take());
+            if age >= self.timeout {
+                actions.extend(waiting.on_timeout.take());
+            }
+        }
+        actions
+    }
+}
+
+fn timeout_action<R: Send + 'static>(
+    pending: Pending<R>,
+    stats: &Arc<Stats>,
+    answer: impl FnOnce(R, Error) + Send + 'static,
+) -> Action {
+    let stats = stats.clone();
+    Box::new(move || {
+        if let Some(reply) = pending.take() {
+            stats.backing_timeouts.inc();
+            answer(reply, timed_out());
+        }
+    })
+}
+
+fn timed_out() -> Error {
+    const ETIMEDOUT: i32 = 110;
+    Error::os("wait for", "the source", ETIMEDOUT)
+}
+
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        let removed = self.watch.state.lock().waiting.remove(&self.number);
+        drop(removed);
+    }
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    fn watch() -> Arc<Watch> {
+        Watch::new(Duration::from_millis(100), Duration::from_millis(500))
+    }
+
+    #[test]
+    fn silence_is_answered_from_memory_first_and_the_late_answer_is_not_given() {
+        let (w, stats) = (watch(), Arc::new(Stats::default()));
+        let (tx, rx) = mpsc::channel();
+        let reply: super::super::Reply<u32> = Box::new(move |r| tx.send(r.unwrap()).unwrap());
+        let pending = Pending::new(reply);
+        let guard = w.metadata(&pending, Some(Box::new(|| 7)), &stats);
+        assert!(!w.is_silent());
+        assert_eq!(rx.recv_timeout(Duration::from_secs(2)).unwrap(), 7);
+        assert!(w.is_silent() && pending.take().is_none());
+        assert_eq!(stats.stale_answers.get(), 1);
+        drop(guard);
+        assert!(!w.is_silent() && w.is_empty());
+    }
+
+    #[test]
+    fn with_nothing_known_the_reader_gets_a_timeout() {
+        let (w, stats) = (watch(), Arc::new(Stats::default()));
+        let (tx, rx) = mpsc::channel();
+        let pending = Pending::new(tx);
+        let _guard = w.data(&pending, &stats, |tx, error| tx.send(error.errno()).unwrap());
+        assert_eq!(rx.recv_timeout(Duration::from_secs(2)).unwrap(), Some(110));
+        assert!(!w.is_silent(), "a long fill is not silence");
+        assert_eq!(stats.backing_timeouts.get(), 1);
+    }
+}
