@@ -4,3 +4,7 @@
 //! Nothing bare leaves this room: descriptors are owned or borrowed, memory that the kernel may touch is owned until
 //! the kernel says that it is done, and an errno travels as data.
 #![allow(unsafe_code)]
+
+mod fusermount;
+pub mod mount;
+pub mod mountinfo;
