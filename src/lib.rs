@@ -32,7 +32,7 @@
 //! `cache`, which joins or leads a flight, reserves space in `store::budget`, copies by an
 //! `cache::engine` and commits to the `store::index`.
 
-
+pub mod faultfs;
 pub mod stats;
 pub mod sys;
 pub mod types;

@@ -79,6 +79,8 @@ fn mount_error(mountpoint: &Path, complaint: &str) -> Error {
     }
     let remedy = if complaint.contains("user_allow_other") {
         "; add the line `user_allow_other` to /etc/fuse.conf, or mount for yourself alone (--private)"
+    } else if complaint.contains("/dev/fuse: Permission denied") {
+        "; let users open it, with `chmod 666 /dev/fuse` as root, as most distributions do"
     } else {
         ""
     };
@@ -155,6 +157,8 @@ mod tests {
         assert!(mount_error(place, said).to_string().contains("add the line"));
         let said = "fusermount3: fuse device not found, try 'modprobe fuse' first";
         assert!(mount_error(place, said).to_string().contains("/dev/fuse is missing"));
+        let said = "fusermount3: failed to open /dev/fuse: Permission denied";
+        assert!(mount_error(place, said).to_string().contains("chmod 666"));
         assert_eq!(mount_error(place, "").kind(), ErrorKind::Invalid);
     }
 

@@ -3,7 +3,7 @@
 //! Ours rather than the FUSE library's, because fuser 0.18 may unmount somebody else's file system on its way out,
 //! gives up on a busy mount and lets a comma in the source's name become an option. Here nothing is unmounted unless
 //! it is asked for, an option cannot be smuggled in through a name, and an error names the missing thing and how to
-//! get it. With CAP_SYS_ADMIN the kernel is asked directly; otherwise [`super::fusermount`] is.
+//! get it. With CAP_SYS_ADMIN the kernel is asked directly; otherwise `fusermount3` is.
 
 use std::ffi::{CString, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
