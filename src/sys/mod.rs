@@ -6,4 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod facts;
+pub mod mount;
+pub mod mountinfo;
+pub mod passthrough;
 pub mod uring;
