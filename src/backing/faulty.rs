@@ -145,6 +145,10 @@ impl<S: Source> Source for FaultySource<S> {
         self.inner.file_id(path, attr)
     }
 
+    fn file_id_without_path(&self, attr: &Attr) -> Option<FileId> {
+        self.inner.file_id_without_path(attr)
+    }
+
     fn version(&self, attr: &Attr) -> FileVersion {
         self.inner.version(attr)
     }

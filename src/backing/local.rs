@@ -126,14 +126,16 @@ impl Source for LocalSource {
     }
 
     fn file_id(&self, path: &Path, attr: &Attr) -> FileId {
-        match self.rule {
-            IdentityRule::Inode => {
-                let dev = attr.identity.dev;
-                // The root's own device is written as 0: device numbers of network file systems change with a reboot.
-                FileId { high: if dev == self.root_device { 0 } else { dev }, low: attr.identity.ino }
-            }
-            IdentityRule::Path => path_id(path),
+        self.file_id_without_path(attr).unwrap_or_else(|| path_id(path))
+    }
+
+    fn file_id_without_path(&self, attr: &Attr) -> Option<FileId> {
+        if self.rule == IdentityRule::Path {
+            return None;
         }
+        let dev = attr.identity.dev;
+        // The root's own device is written as 0: device numbers of network file systems change with a reboot.
+        Some(FileId { high: if dev == self.root_device { 0 } else { dev }, low: attr.identity.ino })
     }
 
     fn version(&self, attr: &Attr) -> FileVersion {

@@ -92,6 +92,9 @@ pub trait Source: Send + Sync {
     /// The cache's key for the file at `path`.
     fn file_id(&self, path: &Path, attr: &Attr) -> FileId;
 
+    /// The same key, where the path has no part in it.
+    fn file_id_without_path(&self, attr: &Attr) -> Option<FileId>;
+
     /// Which content `attr` speaks of.
     fn version(&self, attr: &Attr) -> FileVersion;
 

@@ -3,10 +3,10 @@
 //! The source is looked at before and after: what was filled is one version, the one that was asked for, or it is
 //! thrown away.
 
+use super::Cache;
 use super::engine::{Copy, CopyError};
 use super::flight::Waiter;
 use super::read::{Opened, Serving};
-use super::Cache;
 use crate::backing::SourceFile;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};

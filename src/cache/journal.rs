@@ -45,10 +45,8 @@ impl Journal {
     /// Starts the thread that commits. It ends with the cache.
     pub(super) fn start(&self, cache: &Arc<Cache>) {
         let (shared, cache) = (self.shared.clone(), Arc::downgrade(cache));
-        let started = std::thread::Builder::new()
-            .name("warmfs-index".into())
-            .spawn(move || shared.run(&cache))
-            .is_ok();
+        let started =
+            std::thread::Builder::new().name("warmfs-index".into()).spawn(move || shared.run(&cache)).is_ok();
         if !started {
             tracing::warn!("no thread for the index: what is cached now is forgotten at the next stop");
         }
@@ -135,10 +133,8 @@ impl Shared {
             None => (*id, Change::Remove),
         };
         let changes: Vec<_> = ids.iter().map(change).collect();
-        let written = self
-            .dir
-            .sync()
-            .and_then(|()| index.commit(changes.iter().map(|(id, change)| (*id, change))));
+        let written =
+            self.dir.sync().and_then(|()| index.commit(changes.iter().map(|(id, change)| (*id, change))));
         if let Err(e) = &written {
             self.stats.cache_errors.inc();
             tracing::debug!("index not written: {e}");

@@ -135,7 +135,8 @@ impl Cache {
         for (id, record) in &records {
             let present = record.chunks.iter().enumerate().filter(|(_, c)| c.is_some());
             let size = record.version.size;
-            let bytes = present.map(|(i, _)| crate::types::chunk_range(i as u32, size).len()).map(disk_bytes).sum();
+            let bytes =
+                present.map(|(i, _)| crate::types::chunk_range(i as u32, size).len()).map(disk_bytes).sum();
             let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
             self.files.insert(file);
             policy.inserted(*id);
@@ -298,9 +299,11 @@ fn abandoned() -> Error {
 
 /// Cached files by id, in shards so that opens of different files do not meet.
 pub struct FileMap {
-    shards: Box<[Mutex<HashMap<FileId, Arc<CacheFile>>>]>,
+    shards: Box<[FileShard]>,
     count: AtomicU64,
 }
+
+type FileShard = Mutex<HashMap<FileId, Arc<CacheFile>>>;
 
 /// More shards than cores on a training node; a shard costs 64 bytes.
 const SHARDS: usize = 64;
@@ -310,7 +313,7 @@ impl FileMap {
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), count: AtomicU64::new(0) }
     }
 
-    fn shard(&self, id: FileId) -> &Mutex<HashMap<FileId, Arc<CacheFile>>> {
+    fn shard(&self, id: FileId) -> &FileShard {
         // Inode numbers of a directory's files are neighbours: multiply, so that they spread.
         let hash = (id.low ^ id.high).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.shards[(hash >> 58) as usize % SHARDS]

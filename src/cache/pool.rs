@@ -158,7 +158,7 @@ mod tests {
         let held = Arc::new(Mutex::new(held));
         for _ in 0..7 {
             let held = held.clone();
-            pool.submit(Box::new(move || drop(held.lock().recv())));
+            pool.submit(Box::new(move || _ = held.lock().recv()));
         }
         let (tx, rx) = mpsc::channel();
         pool.submit(Box::new(move || tx.send(()).unwrap()));

@@ -105,7 +105,14 @@ enum Step {
 impl Cache {
     /// Reads `len` bytes at `offset`, fewer only at the end of the file, and calls `then` with them, perhaps on another
     /// thread.
-    pub fn read(self: &Arc<Self>, serving: &Arc<Serving>, offset: u64, len: u32, pool: &Pool, then: ReadDone) {
+    pub fn read(
+        self: &Arc<Self>,
+        serving: &Arc<Serving>,
+        offset: u64,
+        len: u32,
+        pool: &Pool,
+        then: ReadDone,
+    ) {
         let range = ByteRange::clamped(offset, u64::from(len), serving.size());
         if range.is_empty() {
             return then(Ok(&[]));
@@ -311,7 +318,9 @@ impl Cache {
             },
             Some(Need::Fetch(extent)) => {
                 let number = flight_key(&partial.file);
-                let Some(first) = self.chunks.join((number, extent.start), waiter) else { return Step::Waiting };
+                let Some(first) = self.chunks.join((number, extent.start), waiter) else {
+                    return Step::Waiting;
+                };
                 let mut leads = vec![first];
                 for index in extent.start + 1..extent.end {
                     let Some(lead) = self.chunks.try_lead((number, index)) else { break };

@@ -2,8 +2,8 @@
 //!
 //! It walks the source and not the cache: "100 % warm" is a statement about every file that is there.
 
-use super::fill::{FillError, Served, Want, shown};
 use super::Cache;
+use super::fill::{FillError, Served, Want, shown};
 use crate::types::{Attr, Error, ErrorKind, FileKind, Result};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -131,7 +131,9 @@ impl Cache {
         if self.is_small(attr.size) {
             let served = self.fill_blocking(&want)?;
             bytes(attr.size, true);
-            return Ok(matches!(served, Served::File(file) if matches!(file.place(), crate::store::Place::Ssd { .. })));
+            return Ok(
+                matches!(served, Served::File(file) if matches!(file.place(), crate::store::Place::Ssd { .. })),
+            );
         }
         let serving = self.begin_partial(&want)?;
         self.fill_rest(&serving, &mut |n| bytes(n, true)).map_err(FillError::Failed)?;

@@ -1,4 +1,165 @@
 //! Words that people type become one command.
+//!
+//! | file | its part |
+//! |---|---|
+//! | [`args`] | the words: verbs, flags, and what they mean for the configuration |
+//! | [`mount`] | `mount`, `umount`: starting a daemon and waiting until it serves |
+//! | [`ask`] | `stats`, `status`, `warm`, `evict`, `verify`: asking a running one |
+//! | [`doctor`] | what this kernel and this user can do |
+//! | [`demo`] | the speed-up, shown without set-up |
+//! | [`show`] | tables, progress, JSON |
+//!
+//! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage.
 #![forbid(unsafe_code)]
 
+pub mod args;
+pub mod ask;
+pub mod demo;
 pub mod doctor;
+pub mod mount;
+pub mod show;
+
+use crate::config;
+use crate::types::{Error, ErrorKind};
+use args::{Cli, ConfigVerb, Verb};
+use clap::{CommandFactory, Parser};
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// How a command ended badly.
+#[derive(Debug)]
+pub struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    /// The user asked for something that makes no sense.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { code: 2, message: message.into() }
+    }
+
+    /// It was asked rightly and went wrong.
+    pub fn run_time(message: impl Into<String>) -> Self {
+        Self { code: 1, message: message.into() }
+    }
+
+    /// Verification found damage; the report was printed already.
+    pub fn damage() -> Self {
+        Self { code: 3, message: String::new() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            ErrorKind::Invalid | ErrorKind::Busy | ErrorKind::Escapes => Self::usage(error.to_string()),
+            _ => Self::run_time(error.to_string()),
+        }
+    }
+}
+
+impl From<config::ConfigError> for Failure {
+    fn from(error: config::ConfigError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+impl From<crate::control::ClientError> for Failure {
+    fn from(error: crate::control::ClientError) -> Self {
+        use crate::control::ClientError::{NotMounted, NotOnMount};
+        match error {
+            NotOnMount { .. } | NotMounted { .. } => Self::usage(error.to_string()),
+            other => Self::run_time(other.to_string()),
+        }
+    }
+}
+
+/// Runs the command in `args` and gives its exit code.
+pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(e) => {
+            // clap's own codes: 0 for --help and --version, 2 for the rest. A closed pipe is no error.
+            let _ = e.print();
+            return ExitCode::from(e.exit_code() as u8);
+        }
+    };
+    match dispatch(cli.verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if !failure.message.is_empty() {
+                eprintln!("warmfs: {}", failure.message);
+            }
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+fn dispatch(verb: Verb) -> Result<(), Failure> {
+    match verb {
+        Verb::Mount(args) => mount::mount(&args),
+        Verb::Umount { mountpoint } => mount::umount(&mountpoint),
+        Verb::Stats { path, watch, json } => ask::stats(&path, watch, json),
+        Verb::Status { paths, json } => ask::status(&paths, json),
+        Verb::Warm { paths, jobs, json } => ask::warm(&paths, jobs, json),
+        Verb::Evict { paths, json } => ask::evict(&paths, json),
+        Verb::Verify { paths, cache_dir, json } => ask::verify(&paths, cache_dir.as_deref(), json),
+        Verb::Doctor { source, cache_dir, json } => doctor(source, cache_dir, json),
+        Verb::Demo(args) => demo::run(&args),
+        Verb::Config { verb } => config_verb(&verb),
+        Verb::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "warmfs", &mut std::io::stdout());
+            Ok(())
+        }
+        Verb::Man => clap_mangen::Man::new(Cli::command())
+            .render(&mut std::io::stdout())
+            .map_err(|e| Failure::run_time(e.to_string())),
+        Verb::Faultfs(args) => mount::faultfs(&args),
+    }
+}
+
+fn doctor(
+    source: Option<std::path::PathBuf>,
+    cache_dir: Option<std::path::PathBuf>,
+    json: bool,
+) -> Result<(), Failure> {
+    let uring = crate::sys::uring::probe().map_err(|e| e.to_string());
+    let report = doctor::report(cache_dir.as_deref(), source.as_deref(), uring);
+    if json {
+        show::print_json(&report);
+    } else {
+        print!("{report}");
+    }
+    match report.worst() {
+        doctor::Status::Fail => Err(Failure { code: 1, message: String::new() }),
+        _ => Ok(()),
+    }
+}
+
+fn config_verb(verb: &ConfigVerb) -> Result<(), Failure> {
+    match verb {
+        ConfigVerb::Check { file } => {
+            let errors = config::check(file);
+            errors.iter().for_each(|e| eprintln!("warmfs: {e}"));
+            match errors.is_empty() {
+                true => {
+                    println!("{}: good", file.display());
+                    Ok(())
+                }
+                false => Err(Failure { code: 2, message: String::new() }),
+            }
+        }
+        ConfigVerb::Show { config, json } => {
+            let resolved = config::load(config.as_deref(), std::env::vars_os(), &[])?;
+            if *json {
+                show::print_json(&resolved.show());
+                return Ok(());
+            }
+            let rows =
+                resolved.show().iter().map(|e| vec![e.key.into(), e.value.clone(), e.origin.to_string()]);
+            show::table(&["key", "value", "from"], &rows.collect::<Vec<_>>());
+            Ok(())
+        }
+    }
+}

@@ -120,11 +120,14 @@ impl Node {
 /// Deeper trees than this are circles: PATH_MAX holds 2048 names.
 const DEPTH_MAX: usize = 65_536;
 
+type NodeShard = Mutex<HashMap<NodeId, Arc<Node>>>;
+
+/// More shards than cores on a training node.
 const SHARDS: usize = 64;
 
 /// All nodes that the kernel knows.
 pub struct NodeTable {
-    shards: Box<[Mutex<HashMap<NodeId, Arc<Node>>>]>,
+    shards: Box<[NodeShard]>,
     root: Arc<Node>,
     root_device: u64,
     /// Objects whose natural number was taken: by a retired node, or by a file that is gone and still open. Nearly
@@ -158,6 +161,13 @@ impl NodeTable {
             return Some(self.root.clone());
         }
         self.shard(id).lock().get(&id).cloned()
+    }
+
+    /// Every node, the root too.
+    pub fn all(&self) -> Vec<Arc<Node>> {
+        let mut all = vec![self.root.clone()];
+        all.extend(self.shards.iter().flat_map(|s| s.lock().values().cloned().collect::<Vec<_>>()));
+        all
     }
 
     /// Nodes known to the kernel, the root not counted.
@@ -232,8 +242,7 @@ impl NodeTable {
             }
             state.pages_stale = true;
         }
-        let same_place =
-            state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name);
+        let same_place = state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name);
         if !same_place {
             state.place = Some((parent.clone(), name.into()));
         }
@@ -293,7 +302,7 @@ impl NodeTable {
         self.alternates_len.store(alternates.len(), Ordering::Release);
     }
 
-    fn shard(&self, id: NodeId) -> &Mutex<HashMap<NodeId, Arc<Node>>> {
+    fn shard(&self, id: NodeId) -> &NodeShard {
         &self.shards[(id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize % SHARDS]
     }
 }

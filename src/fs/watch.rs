@@ -200,7 +200,6 @@ impl Drop for WatchGuard {
     }
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,9 +23,10 @@ use rustix::io::Errno;
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An opened and locked cache directory.
@@ -33,7 +34,7 @@ pub struct CacheDir {
     path: PathBuf,
     source_name: String,
     /// Holds the flock for as long as the cache is in use.
-    _lock: std::fs::File,
+    _lock: Arc<std::fs::File>,
     source_dir: OwnedFd,
     data_dir: OwnedFd,
     next_number: AtomicU64,
@@ -64,15 +65,34 @@ impl CacheDir {
         std::fs::write(source_path.join("SOURCE"), format!("{}\n", PathText(source)))
             .map_err(|e| Error::io("write", PathText(&source_path).to_string(), &e))?;
         create_private(&source_path.join("data"))?;
-        let source_dir = open_dir(&source_path)?;
-        let data_dir = open_dir(&source_path.join("data"))?;
-        let path = path.to_path_buf();
+        Self::with_lock(path, name, Arc::new(lock))
+    }
+
+    /// Opens what a cache directory has of every source, for looking after it while no daemon uses it.
+    pub fn open_all(path: &Path) -> Result<Vec<Self>> {
+        check_private(path)?;
+        let lock = Arc::new(take_lock(path)?);
+        check_format(path)?;
+        let fail = |e: std::io::Error| Error::io("read", PathText(path).to_string(), &e);
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(fail)? {
+            let entry = entry.map_err(fail)?;
+            if entry.path().join("index.redb").exists() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                all.push(Self::with_lock(path, name, lock.clone())?);
+            }
+        }
+        Ok(all)
+    }
+
+    fn with_lock(path: &Path, source_name: String, lock: Arc<std::fs::File>) -> Result<Self> {
+        let source_path = path.join(&source_name);
         Ok(Self {
-            path,
-            source_name: name,
+            path: path.to_path_buf(),
+            source_name,
             _lock: lock,
-            source_dir,
-            data_dir,
+            source_dir: open_dir(&source_path)?,
+            data_dir: open_dir(&source_path.join("data"))?,
             next_number: AtomicU64::new(0),
         })
     }
@@ -366,10 +386,8 @@ fn refuse_foreign_content(path: &Path) -> Result<()> {
 
 fn open_dir(path: &Path) -> Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(path, flags, Mode::empty())
-        .map_err(|e| Error::os("open", PathText(path).to_string(), e.raw_os_error()))?;
-    debug_assert!(fd.as_fd().try_clone_to_owned().is_ok());
-    Ok(fd)
+    rustix::fs::open(path, flags, Mode::empty())
+        .map_err(|e| Error::os("open", PathText(path).to_string(), e.raw_os_error()))
 }
 
 #[cfg(test)]

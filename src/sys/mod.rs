@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 pub mod facts;
+mod fusermount;
 pub mod mount;
 pub mod mountinfo;
 pub mod passthrough;

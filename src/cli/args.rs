@@ -1,0 +1,319 @@
+//! The words: verbs and flags, and what they mean for the configuration. Nothing is done here.
+
+use crate::config::Flag;
+use clap::{Args, Parser, Subcommand};
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+
+/// A tiered SSD cache file system for GPU training.
+///
+/// Mount it over a dataset directory on slow storage; what is read is kept on a local SSD, and warm files are read by
+/// the kernel itself. Training scripts need no change.
+#[derive(Parser)]
+#[command(name = "warmfs", version, max_term_width = 100)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Subcommand)]
+pub enum Verb {
+    /// Mount a source; returns when the mount serves
+    Mount(MountArgs),
+    /// End a mount cleanly
+    Umount {
+        /// Where it is mounted
+        mountpoint: PathBuf,
+    },
+    /// Totals of the mount that PATH is on
+    Stats {
+        /// Any path on the mount
+        path: PathBuf,
+        /// Show them again every second
+        #[arg(long)]
+        watch: bool,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// What is cached of files and trees
+    Status {
+        /// Files or directories on a mount
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+        /// One JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Fill the cache with files and trees
+    Warm {
+        /// Files or directories on a mount
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+        /// Files to fill at the same time [default: 8]
+        #[arg(long, value_name = "N")]
+        jobs: Option<NonZeroU32>,
+        /// One JSON object at the end
+        #[arg(long)]
+        json: bool,
+    },
+    /// Drop cached copies; the next open asks the source
+    Evict {
+        /// Files or directories on a mount
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Re-hash what is cached, drop and report what is wrong (exit code 3)
+    Verify {
+        /// Files or directories on a mount
+        #[arg(required_unless_present = "cache_dir", conflicts_with = "cache_dir")]
+        paths: Vec<PathBuf>,
+        /// A cache directory that no daemon uses now
+        #[arg(long, value_name = "DIR")]
+        cache_dir: Option<PathBuf>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// What this kernel and this user can do, and what each missing thing costs
+    Doctor {
+        /// A source to look at too
+        source: Option<PathBuf>,
+        /// A cache directory to look at too
+        #[arg(long, value_name = "DIR")]
+        cache_dir: Option<PathBuf>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Make a dataset and a slow source, read it cold and warm, show the speed-up
+    Demo(DemoArgs),
+    /// Look at configuration
+    Config {
+        /// What to do
+        #[command(subcommand)]
+        verb: ConfigVerb,
+    },
+    /// Completions for a shell, on standard output
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// The manual page, on standard output
+    Man,
+    /// A slow, faulty source, for tests and benchmarks
+    #[command(hide = true)]
+    Faultfs(FaultfsArgs),
+}
+
+/// Looking at configuration.
+#[derive(Subcommand)]
+pub enum ConfigVerb {
+    /// Check a file
+    Check {
+        /// The file
+        file: PathBuf,
+    },
+    /// Every value and where it comes from
+    Show {
+        /// A configuration file
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// One JSON array
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// `warmfs mount`
+#[derive(Args)]
+pub struct MountArgs {
+    /// The directory on slow storage
+    pub source: PathBuf,
+    /// Where to mount; without it, over SOURCE itself
+    pub mountpoint: Option<PathBuf>,
+    /// Configuration file (`config/default.toml` describes every key)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory on the SSD [default: below /var/cache/warmfs, or ~/.cache/warmfs for users]
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// How much of the SSD to use: 200GB, 80% [default: what is free, less 5 % of the disk]
+    #[arg(long, value_name = "SIZE")]
+    pub cache_size: Option<String>,
+    /// Who goes when the cache is full: lru, or none (keep what is there)
+    #[arg(long, value_name = "POLICY")]
+    pub evict_policy: Option<String>,
+    /// How old a fact about the source may be: 60s, 0, forever [default: 60s]
+    #[arg(long, value_name = "DURATION")]
+    pub ttl: Option<String>,
+    /// Serve warm files by warmfs instead of letting the kernel read them
+    #[arg(long)]
+    pub no_passthrough: bool,
+    /// Let other users in (default when root mounts)
+    #[arg(long, conflicts_with = "private")]
+    pub allow_other: bool,
+    /// Let only the user who mounts in
+    #[arg(long)]
+    pub private: bool,
+    /// Stay in the foreground and log to the terminal
+    #[arg(long, short)]
+    pub foreground: bool,
+    /// Mount options as in fstab: any configuration key (`cache.size=200GB`), or the usual words
+    #[arg(short = 'o', value_name = "OPTS", value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Report readiness on standard output, then let go of the terminal: how `mount` starts its daemon
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// `warmfs demo`
+#[derive(Args)]
+pub struct DemoArgs {
+    /// Files in the dataset
+    #[arg(long, default_value_t = 2000, value_name = "N")]
+    pub files: usize,
+    /// Reader threads
+    #[arg(long, default_value_t = 4, value_name = "N")]
+    pub readers: usize,
+    /// Latency of each request to the slow source
+    #[arg(long, default_value = "2ms", value_name = "DURATION")]
+    pub latency: String,
+    /// Bandwidth of the slow source, per second
+    #[arg(long, default_value = "100MB", value_name = "SIZE")]
+    pub bandwidth: String,
+    /// Where to work [default: a new directory below /var/tmp, removed at the end]
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `warmfs faultfs`
+#[derive(Args)]
+pub struct FaultfsArgs {
+    /// The directory to mirror
+    pub source: PathBuf,
+    /// Where to mount
+    pub mountpoint: PathBuf,
+    /// Latency of each request
+    #[arg(long, default_value = "0ms")]
+    pub latency: String,
+    /// Bytes per second, for instance 100MB
+    #[arg(long)]
+    pub bandwidth: Option<String>,
+    /// Requests at the same time
+    #[arg(long, default_value_t = 64)]
+    pub jobs: usize,
+    /// How long the kernel may believe an answer
+    #[arg(long, default_value = "0")]
+    pub ttl: String,
+    /// Rules of what goes wrong, read anew when the file changes
+    #[arg(long)]
+    pub rules: Option<PathBuf>,
+    /// A file that is kept up to date with the counts of requests
+    #[arg(long)]
+    pub counts: Option<PathBuf>,
+    /// Stay in the foreground
+    #[arg(long, short)]
+    pub foreground: bool,
+    /// How `faultfs` starts its daemon
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+impl MountArgs {
+    /// What the flags say, as values of the configuration. Flags beat `-o`.
+    ///
+    /// # Errors
+    /// One line, if an option of `-o` means nothing.
+    pub fn flags(&self) -> Result<Vec<Flag>, String> {
+        let mut flags =
+            self.options.iter().filter_map(|o| option(o).transpose()).collect::<Result<Vec<_>, _>>()?;
+        let mut add = |flag: &str, key: &'static str, text: Option<String>| {
+            flags.extend(text.map(|text| Flag { flag: flag.into(), key, text }));
+        };
+        let on = |given: bool, value: &str| given.then(|| value.to_string());
+        add("--cache-dir", "cache.dir", self.cache_dir.as_ref().map(|d| d.to_string_lossy().into_owned()));
+        add("--cache-size", "cache.size", self.cache_size.clone());
+        add("--evict-policy", "cache.evict_policy", self.evict_policy.clone());
+        add("--ttl", "metadata.ttl", self.ttl.clone());
+        add("--no-passthrough", "mount.passthrough", on(self.no_passthrough, "false"));
+        add("--allow-other", "mount.allow_other", on(self.allow_other, "true"));
+        add("--private", "mount.allow_other", on(self.private, "false"));
+        Ok(flags)
+    }
+}
+
+/// Words of fstab that say nothing to us, or what is the case anyway.
+const NO_MEANING: [&str; 14] = [
+    "ro", "defaults", "nosuid", "nodev", "noatime", "relatime", "_netdev", "nofail", "auto", "noauto",
+    "user", "nouser", "users", "exec",
+];
+
+fn option(text: &str) -> Result<Option<Flag>, String> {
+    let shown = format!("-o {text}");
+    let (name, value) = text.split_once('=').unwrap_or((text, "true"));
+    if NO_MEANING.contains(&text) || name.starts_with("x-") || name == "comment" {
+        return Ok(None);
+    }
+    if text == "rw" {
+        return Err("-o rw: a warmfs mount is read-only; write to the source itself".into());
+    }
+    let short = match name {
+        "allow_other" => "mount.allow_other",
+        "cache_dir" | "cache" => "cache.dir",
+        "cache_size" | "size" => "cache.size",
+        "ttl" => "metadata.ttl",
+        other => other,
+    };
+    let resolved = crate::config::Resolved::defaults();
+    let known = resolved.show().iter().find(|entry| entry.key == short);
+    match known {
+        Some(entry) => Ok(Some(Flag { flag: shown, key: entry.key, text: value.into() })),
+        None => Err(format!(
+            "{shown}: no such option; `warmfs config show` lists the keys, as in -o cache.size=200GB"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<Vec<Flag>, String> {
+        let cli =
+            Cli::try_parse_from([&["warmfs", "mount", "/s"], words].concat()).map_err(|e| e.to_string())?;
+        let Verb::Mount(args) = cli.verb else { unreachable!("mount was typed") };
+        args.flags()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_fstab_are_understood() {
+        let flags = parse(&["-o", "ro,nofail,x-systemd.automount,cache.size=2GB,ttl=forever"]).unwrap();
+        let said: Vec<_> = flags.iter().map(|f| (f.key, f.text.as_str())).collect();
+        assert_eq!(said, [("cache.size", "2GB"), ("metadata.ttl", "forever")]);
+        assert!(parse(&["-o", "rw"]).unwrap_err().contains("read-only"));
+        assert!(parse(&["-o", "turbo"]).unwrap_err().contains("no such option"));
+    }
+
+    #[test]
+    fn flags_come_after_options_so_that_they_win() {
+        let flags = parse(&["--ttl", "1s", "-o", "ttl=9s", "--private"]).unwrap();
+        assert_eq!(flags.iter().rfind(|f| f.key == "metadata.ttl").unwrap().text, "1s");
+        assert_eq!(flags.last().unwrap().key, "mount.allow_other");
+        assert!(parse(&["--private", "--allow-other"]).is_err());
+    }
+}

@@ -1,0 +1,339 @@
+//! `stats`, `status`, `warm`, `evict`, `verify`: asking a running mount through its control socket and its xattrs.
+
+use super::Failure;
+use super::show::{Progress, print_json, table};
+use crate::cache::verify::VerifyReport;
+use crate::cache::warm::WarmReport;
+use crate::control::{Client, Mounted, RelPath, Request, batches, find_mount};
+use crate::store::{CacheDir, Index};
+use crate::types::units::show_size;
+use crate::types::{PathText, escape_bytes};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// `warmfs stats`
+pub fn stats(path: &Path, watch: bool, json: bool) -> Result<(), Failure> {
+    let found = find_mount(path)?;
+    let mut client = Client::connect(&found.socket)?;
+    let mut before: Option<Value> = None;
+    loop {
+        let now = client.call(&Request::Stats {}, |_| {})?;
+        match (json, watch) {
+            (true, _) => print_json(&now),
+            (false, false) => print_stats(&now),
+            (false, true) => print_watch(before.as_ref(), &now),
+        }
+        if !watch {
+            return Ok(());
+        }
+        before = Some(now);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn print_stats(stats: &Value) {
+    let Value::Object(map) = stats else { return };
+    let row = |(name, value): (&String, &Value)| {
+        let shown = match value.as_u64() {
+            Some(n) if name.contains("bytes") => format!("{n} ({})", show_size(n)),
+            _ => match value {
+                Value::Null => "-".into(),
+                Value::String(text) => text.clone(),
+                Value::Number(n) if n.is_f64() => format!("{:.4}", n.as_f64().unwrap_or(0.0)),
+                other => other.to_string(),
+            },
+        };
+        vec![name.clone(), shown]
+    };
+    table(&["name", "value"], &map.iter().map(row).collect::<Vec<_>>());
+}
+
+/// One line a second: what happened since the last.
+fn print_watch(before: Option<&Value>, now: &Value) {
+    let get = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
+    let since = |name: &str| get(now, name) - before.map_or(get(now, name), |b| get(b, name));
+    if before.is_none() {
+        println!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
+        return;
+    }
+    println!(
+        "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {} of {}",
+        since("opens"),
+        since("passthrough_opens"),
+        since("misses"),
+        show_size(since("backing_bytes_read")),
+        show_size(since("ssd_bytes_written")),
+        since("evictions"),
+        show_size(get(now, "cache_used_bytes")),
+        show_size(get(now, "cache_capacity_bytes")),
+    );
+}
+
+/// One line of `warmfs status`.
+#[derive(Default, Serialize)]
+struct Status {
+    path: String,
+    state: String,
+    files: u64,
+    warm: u64,
+    partial: u64,
+    cold: u64,
+    bytes: u64,
+    cached_bytes: u64,
+    /// `ssd`, `ram`, `source`, or `mixed` for trees.
+    tier: String,
+}
+
+/// `warmfs status`
+pub fn status(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
+    let mut rows = Vec::new();
+    for path in paths {
+        find_mount(path)?;
+        rows.push(status_of(path)?);
+    }
+    if json {
+        print_json(&rows);
+        return Ok(());
+    }
+    let row = |s: &Status| {
+        let share = if s.bytes == 0 { 100.0 } else { s.cached_bytes as f64 * 100.0 / s.bytes as f64 };
+        vec![
+            s.path.clone(),
+            s.state.clone(),
+            format!("{} of {}", s.warm, s.files),
+            format!("{} of {} ({share:.1} %)", show_size(s.cached_bytes), show_size(s.bytes)),
+            s.tier.clone(),
+        ]
+    };
+    table(
+        &["path", "state", "warm files", "cached bytes", "tier"],
+        &rows.iter().map(row).collect::<Vec<_>>(),
+    );
+    Ok(())
+}
+
+/// Asks every file below `path` through its xattrs: what is reported is true file by file.
+fn status_of(path: &Path) -> Result<Status, Failure> {
+    let mut total = Status { path: PathText(path).to_string(), ..Status::default() };
+    for entry in walkdir::WalkDir::new(path) {
+        let entry = entry.map_err(|e| Failure::run_time(e.to_string()))?;
+        if !entry.file_type().is_file() {
+            continue;
+        }
+        let size = entry.metadata().map_err(|e| Failure::run_time(e.to_string()))?.len();
+        let state = xattr(entry.path(), "state")?;
+        total.files += 1;
+        total.bytes += size;
+        total.cached_bytes += xattr(entry.path(), "cached_bytes")?.parse().unwrap_or(0);
+        match state.as_str() {
+            "warm" => total.warm += 1,
+            "partial" => total.partial += 1,
+            _ => total.cold += 1,
+        }
+        let tier = match (state.as_str(), xattr(entry.path(), "cache_path")) {
+            ("cold", _) => "source",
+            (_, Ok(_)) => "ssd",
+            (_, Err(_)) => "ram",
+        };
+        total.tier = if total.tier.is_empty() || total.tier == tier { tier.into() } else { "mixed".into() };
+    }
+    total.state = match (total.warm, total.cold, total.files) {
+        (warm, _, files) if warm == files => "warm",
+        (0, cold, files) if cold == files => "cold",
+        _ => "partial",
+    }
+    .into();
+    Ok(total)
+}
+
+fn xattr(path: &Path, name: &str) -> Result<String, Failure> {
+    let mut value = vec![0; 4096];
+    let read = rustix::fs::lgetxattr(path, format!("user.warmfs.{name}"), &mut value);
+    let len = read.map_err(|e| Failure::run_time(format!("{}: {e}", PathText(path))))?;
+    value.truncate(len);
+    Ok(escape_bytes(&value))
+}
+
+/// A mount, and the paths on it in requests that fit.
+type Asked = (Mounted, Vec<Vec<RelPath>>);
+
+/// The mounts that `paths` are on, each with the paths on it, in requests that fit.
+fn by_mount(paths: &[PathBuf]) -> Result<Vec<Asked>, Failure> {
+    let mut mounts: Vec<(Mounted, Vec<RelPath>)> = Vec::new();
+    for path in paths {
+        let found = find_mount(path)?;
+        let relative = RelPath::new(&found.relative).map_err(Failure::usage)?;
+        match mounts.iter_mut().find(|(m, _)| m.socket == found.socket) {
+            Some((_, paths)) => paths.push(relative),
+            None => mounts.push((found, vec![relative])),
+        }
+    }
+    Ok(mounts.into_iter().map(|(mount, paths)| (mount, batches(paths))).collect())
+}
+
+/// Calls every request and hands each answer on.
+fn call_all(
+    paths: &[PathBuf],
+    request: impl Fn(Vec<RelPath>) -> Request,
+    mut progress: impl FnMut(&Value),
+    mut answer: impl FnMut(Value) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    for (mount, requests) in by_mount(paths)? {
+        let mut client = Client::connect(&mount.socket)?;
+        for paths in requests {
+            answer(client.call(&request(paths), |value| progress(&value))?)?;
+        }
+    }
+    Ok(())
+}
+
+/// `warmfs warm`
+pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(), Failure> {
+    let mut bar = Progress::new("warming", json);
+    let mut total = WarmReport::default();
+    let number = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
+    call_all(
+        paths,
+        |paths| Request::Warm { paths, jobs },
+        |v| {
+            bar.set(
+                number(v, "bytes_done"),
+                number(v, "bytes_total"),
+                number(v, "files_warm"),
+                number(v, "files_total"),
+            )
+        },
+        |v| {
+            for (sum, name) in [
+                (&mut total.files_total, "files_total"),
+                (&mut total.bytes_total, "bytes_total"),
+                (&mut total.files_warm, "files_warm"),
+                (&mut total.bytes_done, "bytes_done"),
+                (&mut total.bytes_fetched, "bytes_fetched"),
+                (&mut total.files_without_room, "files_without_room"),
+                (&mut total.files_failed, "files_failed"),
+            ] {
+                *sum += number(&v, name);
+            }
+            let failed = v["failed"].as_array().cloned().unwrap_or_default();
+            total.failed.extend(failed.iter().filter_map(Value::as_str).map(String::from));
+            Ok(())
+        },
+    )?;
+    bar.finish();
+    if json {
+        print_json(&total);
+    } else {
+        println!(
+            "{} of {} files warm, {} of {} fetched",
+            total.files_warm,
+            total.files_total,
+            show_size(total.bytes_fetched),
+            show_size(total.bytes_total)
+        );
+    }
+    total.failed.iter().for_each(|reason| eprintln!("warmfs: {reason}"));
+    if total.files_without_room > 0 {
+        let text = format!(
+            "{} files found no room; a larger --cache-size would hold them",
+            total.files_without_room
+        );
+        return Err(Failure::run_time(text));
+    }
+    if total.files_failed > 0 {
+        return Err(Failure::run_time(format!(
+            "{} files could not be read from the source",
+            total.files_failed
+        )));
+    }
+    Ok(())
+}
+
+/// `warmfs evict`
+pub fn evict(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
+    let (mut files, mut bytes, mut in_use) = (0, 0, 0);
+    call_all(
+        paths,
+        |paths| Request::Evict { paths },
+        |_| {},
+        |v| {
+            let number = |name: &str| v[name].as_u64().unwrap_or(0);
+            files += number("files");
+            bytes += number("bytes");
+            in_use += number("in_use");
+            Ok(())
+        },
+    )?;
+    if json {
+        print_json(&json!({ "files": files, "bytes": bytes, "in_use": in_use }));
+    } else {
+        println!("{files} files evicted, {}", show_size(bytes));
+    }
+    if in_use > 0 {
+        return Err(Failure::run_time(format!(
+            "{in_use} files are open and stay; close them and evict again"
+        )));
+    }
+    Ok(())
+}
+
+/// `warmfs verify`
+pub fn verify(paths: &[PathBuf], cache_dir: Option<&Path>, json: bool) -> Result<(), Failure> {
+    let report = match cache_dir {
+        Some(dir) => verify_offline(dir)?,
+        None => verify_online(paths, json)?,
+    };
+    if json {
+        print_json(&report);
+    } else {
+        println!(
+            "{} files verified, {}, {} damaged",
+            report.files,
+            show_size(report.bytes),
+            report.damaged.len()
+        );
+        report.damaged.iter().for_each(|path| println!("damaged, dropped: {path}"));
+    }
+    if report.damaged.is_empty() { Ok(()) } else { Err(Failure::damage()) }
+}
+
+fn verify_online(paths: &[PathBuf], json: bool) -> Result<VerifyReport, Failure> {
+    let mut bar = Progress::new("verifying", json);
+    let mut total = VerifyReport::default();
+    let number = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
+    call_all(
+        paths,
+        |paths| Request::Verify { paths },
+        |v| bar.set(number(v, "bytes"), number(v, "bytes"), number(v, "files"), number(v, "files_total")),
+        |v| {
+            total.files += number(&v, "files");
+            total.bytes += number(&v, "bytes");
+            total.files_total += number(&v, "files_total");
+            let damaged = v["damaged"].as_array().cloned().unwrap_or_default();
+            total.damaged.extend(damaged.iter().filter_map(Value::as_str).map(String::from));
+            Ok(())
+        },
+    )?;
+    bar.finish();
+    Ok(total)
+}
+
+/// Verifies every source's part of a cache directory that no daemon uses.
+fn verify_offline(dir: &Path) -> Result<VerifyReport, Failure> {
+    if !dir.join("FORMAT").exists() {
+        return Err(Failure::usage(format!("{} is not a warmfs cache directory", PathText(dir))));
+    }
+    let mut total = VerifyReport::default();
+    for cache in CacheDir::open_all(dir)? {
+        let loaded = Index::open(&cache.index_path())?;
+        let report = crate::cache::verify::offline(&cache, loaded)?;
+        total.files += report.files;
+        total.files_total += report.files_total;
+        total.bytes += report.bytes;
+        total.damaged.extend(report.damaged);
+    }
+    Ok(total)
+}

@@ -1,0 +1,81 @@
+//! Tables, progress and JSON, the same for every verb. Progress is a bar on a terminal and plain lines elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// One JSON value and a newline. A reader that has gone is no error.
+pub fn print_json(value: &impl Serialize) {
+    let text = serde_json::to_string_pretty(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"));
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// A table with a heading, its columns as wide as they must be.
+pub fn table(heading: &[&str], rows: &[Vec<String>]) {
+    let width = |i: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
+        cells.chain([heading[i].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        let _ = writeln!(std::io::stdout(), "{}", padded.join("  ").trim_end());
+    };
+    line(&mut heading.iter().copied());
+    rows.iter().for_each(|row| line(&mut row.iter().map(String::as_str)));
+}
+
+/// Progress of something with a known end.
+pub struct Progress {
+    bar: Option<ProgressBar>,
+    last_line: Instant,
+    what: &'static str,
+}
+
+/// Between two plain lines.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+impl Progress {
+    /// Progress of `what`; silent if `quiet`.
+    pub fn new(what: &'static str, quiet: bool) -> Self {
+        let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
+            let style = "{msg} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+            let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
+            ProgressBar::new(0).with_style(style).with_message(what)
+        });
+        // Quiet is a line interval that never ends.
+        let last_line =
+            if quiet { Instant::now() + Duration::from_secs(u32::MAX.into()) } else { Instant::now() };
+        Self { bar, last_line, what }
+    }
+
+    /// So many bytes and files are done.
+    pub fn set(&mut self, bytes: u64, bytes_total: u64, files: u64, files_total: u64) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(bytes_total);
+                bar.set_position(bytes);
+                bar.set_message(format!("{} {files}/{files_total}", self.what));
+            }
+            None if Instant::now().checked_duration_since(self.last_line) >= Some(LINE_INTERVAL) => {
+                self.last_line = Instant::now();
+                let shown = crate::types::units::show_size;
+                eprintln!(
+                    "{}: {files} of {files_total} files, {} of {}",
+                    self.what,
+                    shown(bytes),
+                    shown(bytes_total)
+                );
+            }
+            None => {}
+        }
+    }
+
+    /// The end: the bar goes.
+    pub fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Listings: read once from the source, kept for the TTL, served in any pieces the kernel asks for.
+//!
+//! A handle keeps the listing it began with, so that every entry that was there all the time is told exactly once,
+//! whatever happens meanwhile. Positions are indexes into it, which makes every page as cheap as the first.
+
+use super::node::Node;
+use super::{ESTALE, Fs, Reply};
+use crate::backing::{DirEntry, SourceDir};
+use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The entries of a directory at one moment. Names lie in one piece of memory: a million of them are kept.
+pub struct Listing {
+    names: Box<[u8]>,
+    rows: Box<[Row]>,
+    /// Indexes into `rows`, by name.
+    sorted: Box<[u32]>,
+    /// The directory's own times: as long as they stay, so do its entries.
+    times: (Timestamp, Timestamp),
+    checked_ms: AtomicU64,
+}
+
+/// One entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    start: u32,
+    len: u16,
+    /// Its type.
+    pub kind: FileKind,
+    /// Its inode number in the source.
+    pub ino: u64,
+}
+
+impl Listing {
+    fn new(entries: &[DirEntry], times: (Timestamp, Timestamp), checked_ms: u64) -> Self {
+        let mut names = Vec::with_capacity(entries.iter().map(|e| e.name.len()).sum());
+        let mut rows = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let start = names.len() as u32;
+            names.extend(entry.name.as_bytes());
+            rows.push(Row { start, len: entry.name.len() as u16, kind: entry.kind, ino: entry.ino });
+        }
+        let name = |i: &u32| {
+            let row: &Row = &rows[*i as usize];
+            &names[row.start as usize..][..usize::from(row.len)]
+        };
+        let mut sorted: Vec<u32> = (0..rows.len() as u32).collect();
+        sorted.sort_unstable_by(|a, b| name(a).cmp(name(b)));
+        let sorted = sorted.into();
+        Self { names: names.into(), rows: rows.into(), sorted, times, checked_ms: checked_ms.into() }
+    }
+
+    /// When the source last confirmed it, milliseconds since the start.
+    pub fn checked_ms(&self) -> u64 {
+        self.checked_ms.load(Ordering::Relaxed)
+    }
+
+    fn name(&self, row: &Row) -> &[u8] {
+        &self.names[row.start as usize..][..usize::from(row.len)]
+    }
+
+    /// The entry with this name.
+    pub fn find(&self, name: &[u8]) -> Option<&Row> {
+        let at = self.sorted.binary_search_by(|i| self.name(&self.rows[*i as usize]).cmp(name)).ok()?;
+        Some(&self.rows[self.sorted[at] as usize])
+    }
+}
+
+/// Open directories.
+#[derive(Default)]
+pub struct DirHandles {
+    next: u64,
+    open: HashMap<u64, Arc<DirHandle>>,
+}
+
+/// An open directory.
+pub struct DirHandle {
+    node: Option<Arc<Node>>,
+    listing: Option<Arc<Listing>>,
+    parent: NodeId,
+    id: NodeId,
+}
+
+/// What OPENDIR tells the kernel.
+pub struct OpenedDir {
+    /// The handle's number.
+    pub handle: u64,
+    /// The kernel's own copy of the listing is still good.
+    pub keep: bool,
+}
+
+/// An entry handed to the kernel.
+pub struct Listed<'a> {
+    /// Its number.
+    pub id: NodeId,
+    /// Its type.
+    pub kind: FileKind,
+    /// Its name.
+    pub name: &'a OsStr,
+    /// The position after it.
+    pub next: u64,
+    /// Its node and attributes, if asked for and known: then a reference is counted on the node.
+    pub attr: Option<(Attr, Duration)>,
+}
+
+/// `.` and `..` come first.
+const DOTS: u64 = 2;
+
+/// Time that one READDIRPLUS may spend on asking for attributes. What is left then is sent without, and is looked up
+/// by those who want it: listing a slow source must not become slower by wanting to help.
+const STAT_BUDGET: Duration = Duration::from_millis(5);
+
+impl Fs {
+    /// OPENDIR.
+    pub fn open_dir(self: &Arc<Self>, id: NodeId, reply: Reply<OpenedDir>) {
+        if Self::is_inside(id) {
+            let handle = DirHandle { node: None, listing: None, parent: super::node::ROOT, id };
+            return reply(Ok(self.add_dir_handle(handle, false)));
+        }
+        let node = match self.node(id) {
+            Ok(node) => node,
+            Err(e) => return reply(Err(e)),
+        };
+        let kept = node.lock().listing.clone();
+        if let Some(listing) = &kept
+            && self.is_fresh(listing.checked_ms())
+        {
+            return reply(Ok(self.opened_dir(&node, listing.clone(), true)));
+        }
+        let known: Option<Box<dyn FnOnce() -> OpenedDir + Send>> = kept.map(|listing| {
+            let (fs, node) = (self.clone(), node.clone());
+            Box::new(move || fs.opened_dir(&node, listing, true)) as Box<dyn FnOnce() -> OpenedDir + Send>
+        });
+        self.slow(
+            reply,
+            known,
+            move |fs| fs.list(&node).map(|(listing, same)| fs.opened_dir(&node, listing, same)),
+            |fs, late| fs.release_dir(late.handle),
+        );
+    }
+
+    fn opened_dir(&self, node: &Arc<Node>, listing: Arc<Listing>, keep: bool) -> OpenedDir {
+        let parent = node.lock().place.as_ref().map_or(super::node::ROOT, |(parent, _)| parent.id);
+        let handle = DirHandle { node: Some(node.clone()), listing: Some(listing), parent, id: node.id };
+        self.add_dir_handle(handle, keep)
+    }
+
+    fn add_dir_handle(&self, handle: DirHandle, keep: bool) -> OpenedDir {
+        let mut handles = self.dir_handles.lock();
+        handles.next += 1;
+        let number = handles.next;
+        handles.open.insert(number, Arc::new(handle));
+        OpenedDir { handle: number, keep }
+    }
+
+    /// The listing, from memory if the directory's times say that it is still true. Tells whether it is the same.
+    fn list(&self, node: &Arc<Node>) -> Result<(Arc<Listing>, bool)> {
+        let checked_ms = self.now_ms();
+        let dir = self.source.open_dir(&node.path())?;
+        let attr = dir.attr()?;
+        if attr.identity != node.lock().attr.identity {
+            return Err(Error::os("open directory", "one that has moved", ESTALE));
+        }
+        let times = (attr.mtime, attr.ctime);
+        let kept = node.lock().listing.clone();
+        if let Some(kept) = kept
+            && kept.times == times
+        {
+            kept.checked_ms.store(checked_ms, Ordering::Relaxed);
+            return Ok((kept, true));
+        }
+        self.stats.listings.inc();
+        let listing = Arc::new(Listing::new(&dir.entries()?, times, checked_ms));
+        node.lock().listing = Some(listing.clone());
+        Ok((listing, false))
+    }
+
+    /// RELEASEDIR.
+    pub fn release_dir(&self, handle: u64) {
+        self.dir_handles.lock().open.remove(&handle);
+    }
+
+    fn dir_handle(&self, handle: u64) -> Result<Arc<DirHandle>> {
+        let found = self.dir_handles.lock().open.get(&handle).cloned();
+        found.ok_or_else(|| Error::os("find handle", handle.to_string(), 9)) // EBADF
+    }
+
+    /// READDIR from `offset` on: `add` is told entry after entry until it says that the buffer is full.
+    pub fn read_dir(&self, handle: u64, offset: u64, add: &mut dyn FnMut(Listed<'_>) -> bool) -> Result<()> {
+        let handle = self.dir_handle(handle)?;
+        let Some(listing) = &handle.listing else {
+            handle.inside(offset, add);
+            return Ok(());
+        };
+        if !handle.dots(offset, add) {
+            return Ok(());
+        }
+        for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
+            let entry = Listed {
+                id: self.nodes.listed_id(row.ino),
+                kind: row.kind,
+                name: OsStr::from_bytes(listing.name(row)),
+                next: i as u64 + DOTS + 1,
+                attr: None,
+            };
+            if add(entry) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// READDIRPLUS: as READDIR, with nodes and attributes where they can be had in time. May wait for the source: call
+    /// it from [`Fs::on_pool`].
+    pub fn read_dir_plus(
+        &self,
+        handle: u64,
+        offset: u64,
+        add: &mut dyn FnMut(Listed<'_>) -> bool,
+    ) -> Result<()> {
+        let handle = self.dir_handle(handle)?;
+        let (Some(listing), Some(node)) = (&handle.listing, &handle.node) else {
+            handle.inside(offset, add);
+            return Ok(());
+        };
+        if !handle.dots(offset, add) {
+            return Ok(());
+        }
+        let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
+        for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
+            let name = OsStr::from_bytes(listing.name(row));
+            let known = asker.entry(name);
+            let (id, attr) = match &known {
+                Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
+                None => (self.nodes.listed_id(row.ino), None),
+            };
+            let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
+            if full {
+                // The entry was not sent, so the kernel has no reference.
+                if let Some((node, ..)) = known {
+                    self.forget(node.id, 1);
+                }
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs `job` on a thread that may wait for the source.
+    pub fn on_pool(self: &Arc<Self>, job: impl FnOnce(&Arc<Fs>) + Send + 'static) {
+        let fs = self.clone();
+        self.pool.submit(Box::new(move || job(&fs)));
+    }
+}
+
+impl DirHandle {
+    /// Tells `.` and `..`; `false` if the buffer is full.
+    fn dots(&self, offset: u64, add: &mut dyn FnMut(Listed<'_>) -> bool) -> bool {
+        let kind = FileKind::Directory;
+        for (at, name, id) in [(0, ".", self.id), (1, "..", self.parent)] {
+            let entry = Listed { id, kind, name: OsStr::new(name), next: at + 1, attr: None };
+            if offset <= at && add(entry) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn inside(&self, offset: u64, add: &mut dyn FnMut(Listed<'_>) -> bool) {
+        if !self.dots(offset, add) {
+            return;
+        }
+        for (i, (name, id, kind)) in Fs::inside_names().into_iter().enumerate() {
+            let next = i as u64 + DOTS + 1;
+            if offset < next && add(Listed { id, kind, name: OsStr::new(name), next, attr: None }) {
+                return;
+            }
+        }
+    }
+}
+
+/// Finds the attributes of entries: from memory, else from the source while there is time.
+struct Asker<'a> {
+    fs: &'a Fs,
+    node: &'a Arc<Node>,
+    dir: Option<Box<dyn SourceDir>>,
+    since: Instant,
+}
+
+impl Asker<'_> {
+    fn entry(&mut self, name: &OsStr) -> Option<(Arc<Node>, Attr, Duration)> {
+        let fs = self.fs;
+        if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name, true) {
+            return Some((fs.nodes.get(node)?, attr, ttl));
+        }
+        if self.since.elapsed() > STAT_BUDGET || fs.watch.is_silent() {
+            return None;
+        }
+        if self.dir.is_none() {
+            self.dir = fs.source.open_dir(&self.node.path()).ok();
+        }
+        let checked_ms = fs.now_ms();
+        // An entry that is gone or refused is listed without attributes; who asks for it learns why.
+        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok()?;
+        let node = fs.enter(self.node, name, &attr, checked_ms);
+        Some((node, attr, fs.ttl_left(checked_ms)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_and_odd_ones_too() {
+        let names: [&[u8]; 5] = [b"b", b"a\n", b"\xff", b"a", b"longer name"];
+        let entry = |(i, n): (usize, &&[u8])| DirEntry {
+            name: OsStr::from_bytes(n).to_owned(),
+            ino: i as u64,
+            kind: FileKind::Regular,
+        };
+        let entries: Vec<_> = names.iter().enumerate().map(entry).collect();
+        let listing = Listing::new(&entries, Default::default(), 0);
+        for (i, name) in names.iter().enumerate() {
+            assert_eq!(listing.find(name).map(|row| row.ino), Some(i as u64));
+        }
+        assert!(listing.find(b"aa").is_none() && listing.find(b"").is_none());
+    }
+}

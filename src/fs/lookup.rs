@@ -1,0 +1,193 @@
+//! Names to nodes, attributes, links.
+//!
+//! What the kernel asks here after its own caches have expired. An answer from memory says only how much longer it is
+//! good, so that nothing is ever older than the TTL, however many caches it passed.
+
+use super::node::Node;
+use super::{ENOENT, ESTALE, Entry, Fs, Reply, STALE_TTL};
+use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Fs {
+    /// LOOKUP: `name` in the directory `parent`. A found entry counts one reference on its node.
+    pub fn lookup(self: &Arc<Self>, parent: NodeId, name: &OsStr, reply: Reply<Entry>) {
+        self.stats.lookups.inc();
+        if let Some(answer) = self.lookup_inside(parent, name) {
+            return reply(answer);
+        }
+        let parent = match self.node(parent) {
+            Ok(parent) => parent,
+            Err(e) => return reply(Err(e)),
+        };
+        if let Some(entry) = self.known_entry(&parent, name, true) {
+            return reply(Ok(entry));
+        }
+        // If the source is silent, what was known is better than nothing.
+        let known: Option<Box<dyn FnOnce() -> Entry + Send>> =
+            self.known_entry_exists(&parent, name).then(|| {
+                let (fs, parent, name) = (self.clone(), parent.clone(), name.to_owned());
+                let known =
+                    move || fs.known_entry(&parent, &name, false).unwrap_or(Entry::Missing(Duration::ZERO));
+                Box::new(known) as Box<dyn FnOnce() -> Entry + Send>
+            });
+        let name = name.to_owned();
+        self.slow(
+            reply,
+            known,
+            move |fs| fs.lookup_source(&parent, &name),
+            |fs, late| {
+                if let Entry::Found { node, .. } = late {
+                    fs.forget(node, 1);
+                }
+            },
+        );
+    }
+
+    fn lookup_source(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Entry> {
+        let checked_ms = self.now_ms();
+        match self.source.stat(&parent.path().join(name)) {
+            Ok(attr) => Ok(self.found(self.enter(parent, name, &attr, checked_ms))),
+            Err(e) if e.errno() == Some(ENOENT) => match self.lookup_shadow(parent, name) {
+                Some(entry) => Ok(entry),
+                None => Ok(Entry::Missing(self.ttl_left(checked_ms))),
+            },
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Notes an object of the source and counts a reference on its node.
+    pub(super) fn enter(&self, parent: &Arc<Node>, name: &OsStr, attr: &Attr, checked_ms: u64) -> Arc<Node> {
+        let changed = |a: &Attr, b: &Attr| self.source.version(a) != self.source.version(b);
+        self.nodes.enter(parent, name.as_bytes(), attr, checked_ms, &changed)
+    }
+
+    fn found(&self, node: Arc<Node>) -> Entry {
+        let state = node.lock();
+        Entry::Found { node: node.id, attr: state.attr, ttl: self.ttl_left(state.checked_ms) }
+    }
+
+    /// The entry from memory: a listing that is fresh tells what is not there, and a node that is fresh what is.
+    /// `fresh`: whether age matters.
+    pub(super) fn known_entry(&self, parent: &Arc<Node>, name: &OsStr, fresh: bool) -> Option<Entry> {
+        let listing = parent.lock().listing.clone()?;
+        let listing_fresh = self.is_fresh(listing.checked_ms());
+        if fresh && !listing_fresh {
+            return None;
+        }
+        let Some(row) = listing.find(name.as_bytes()) else {
+            let ttl = if fresh { self.ttl_left(listing.checked_ms()) } else { STALE_TTL };
+            return Some(Entry::Missing(ttl));
+        };
+        let node = self.nodes.get(self.nodes.listed_id(row.ino))?;
+        let attr = {
+            let state = node.lock();
+            let here =
+                state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name.as_bytes());
+            if !here || state.retired || (fresh && !self.is_fresh(state.checked_ms)) {
+                return None;
+            }
+            (state.attr, state.checked_ms)
+        };
+        // Entered anew, which counts the reference under the table's lock: the kernel may be forgetting it right now.
+        let node = self.enter(parent, name, &attr.0, attr.1);
+        let ttl = if fresh { self.ttl_left(attr.1) } else { STALE_TTL };
+        Some(Entry::Found { node: node.id, attr: attr.0, ttl })
+    }
+
+    fn known_entry_exists(&self, parent: &Arc<Node>, name: &OsStr) -> bool {
+        let Some(listing) = parent.lock().listing.clone() else { return false };
+        match listing.find(name.as_bytes()) {
+            None => true,
+            Some(row) => self.nodes.get(self.nodes.listed_id(row.ino)).is_some(),
+        }
+    }
+
+    /// FORGET: the kernel drops references.
+    pub fn forget(&self, node: NodeId, count: u64) {
+        self.nodes.forget(node, count);
+    }
+
+    /// GETATTR.
+    pub fn getattr(self: &Arc<Self>, id: NodeId, reply: Reply<(Attr, Duration)>) {
+        if let Some(answer) = self.getattr_inside(id) {
+            return reply(Ok(answer));
+        }
+        let node = match self.node(id) {
+            Ok(node) => node,
+            Err(e) => return reply(Err(e)),
+        };
+        let (attr, checked_ms, retired) = {
+            let state = node.lock();
+            (state.attr, state.checked_ms, state.retired)
+        };
+        // A retired node is known through its handles only, which keep their version.
+        if retired {
+            return reply(Ok((attr, STALE_TTL)));
+        }
+        let left = self.ttl_left(checked_ms);
+        if !left.is_zero() {
+            return reply(Ok((attr, left)));
+        }
+        let known = Box::new(move || (attr, STALE_TTL));
+        self.slow(reply, Some(known), move |fs| fs.refresh(&node), |_, _| {});
+    }
+
+    /// Asks the source for the attributes of a node again.
+    fn refresh(&self, node: &Arc<Node>) -> Result<(Attr, Duration)> {
+        let checked_ms = self.now_ms();
+        let found = match self.source.stat(&node.path()) {
+            Ok(attr) => Some(attr),
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) => return Err(e),
+        };
+        let mut state = node.lock();
+        match found {
+            Some(attr) if attr.identity == state.attr.identity && attr.kind == node.kind => {
+                let changed = self.source.version(&attr) != self.source.version(&state.attr);
+                if changed && state.open.is_some() {
+                    // Its handles keep their version; the name leads to a new node at the next look-up.
+                    return Ok((state.attr, STALE_TTL));
+                }
+                state.pages_stale |= changed;
+                state.attr = attr;
+                state.checked_ms = checked_ms;
+                Ok((attr, self.ttl_left(checked_ms)))
+            }
+            // Not there any more under that name: who holds it open, or stands in it, may still ask.
+            _ if state.open.is_some() || node.kind == crate::types::FileKind::Directory => {
+                Ok((state.attr, STALE_TTL))
+            }
+            _ => Err(Error::os("stat", "a file that has moved", ESTALE)),
+        }
+    }
+
+    /// READLINK.
+    pub fn read_link(self: &Arc<Self>, id: NodeId, reply: Reply<Vec<u8>>) {
+        match self.node(id) {
+            Ok(node) => self.slow(reply, None, move |fs| fs.source.read_link(&node.path()), |_, _| {}),
+            Err(e) => reply(Err(e)),
+        }
+    }
+
+    /// Forgets how fresh what is known about `path` and everything below is, so that the next use asks the source. Gives
+    /// the entries that the kernel should forget.
+    pub fn expire(&self, path: &Path) -> Vec<(NodeId, Box<[u8]>)> {
+        let mut entries = Vec::new();
+        for node in self.nodes.all() {
+            if !node.path().starts_with(path) {
+                continue;
+            }
+            let mut state = node.lock();
+            state.listing = None;
+            state.checked_ms = 0;
+            if let Some((parent, name)) = &state.place {
+                entries.push((parent.id, name.clone()));
+            }
+        }
+        entries
+    }
+}

@@ -1,0 +1,456 @@
+//! How a file is opened: one pure decision ([`decide`]) over what is known, and what follows from it.
+//!
+//! The kernel has one I/O mode per node while it is open and turns every mix into EIO for the user, so the first open
+//! decides for all that follow until the last is closed. A file that became complete meanwhile is handed to the kernel
+//! at the next first open; one that changed gets another node.
+
+use super::node::{Mode, Node, OpenState};
+use super::watch::Pending;
+use super::{ESTALE, Fs, Reply};
+use crate::cache::read::ReadDone;
+use crate::cache::{FillError, Served, Serving, Want};
+use crate::store::FileUse;
+use crate::types::{Attr, Error, KernelRef, NodeId, Result};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What is cached of the version that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cached {
+    /// Nothing.
+    Nothing,
+    /// Some chunks.
+    Part,
+    /// All of it, but nobody looked at it since an unclean stop.
+    Doubtful,
+    /// All of it.
+    Complete,
+}
+
+/// What the decision depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Other handles are open on the node.
+    pub is_open: bool,
+    /// The node was retired: the file has a newer version under another node.
+    pub retired: bool,
+    /// What is cached.
+    pub cached: Cached,
+    /// The file is filled whole when it is opened.
+    pub small: bool,
+}
+
+/// How to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// As the handles that are open.
+    Join,
+    /// Answer ESTALE: the kernel looks the name up again and finds the new node.
+    Retry,
+    /// From the complete copy.
+    Serve,
+    /// Fill or verify it whole first.
+    Fill,
+    /// Chunk by chunk.
+    Chunks,
+}
+
+/// The decision. Pure, and tested for every combination of facts.
+pub fn decide(facts: Facts) -> Plan {
+    match facts {
+        Facts { retired: true, .. } => Plan::Retry,
+        Facts { is_open: true, .. } => Plan::Join,
+        Facts { cached: Cached::Complete, .. } => Plan::Serve,
+        Facts { small: true, .. } => Plan::Fill,
+        Facts { small: false, .. } => Plan::Chunks,
+    }
+}
+
+/// What OPEN tells the kernel.
+pub enum Opened {
+    /// Read it by yourself.
+    Passthrough(KernelRef),
+    /// Ask us; the pages you have are good.
+    KeepPages,
+    /// Ask us; the pages you have are of an older version.
+    DropPages,
+}
+
+/// A version may change between the look-up and the open, and again while it is filled. After this many tries the
+/// kernel is sent back to look the name up anew.
+const TRIES: u32 = 4;
+
+impl Fs {
+    /// OPEN of a regular file. An answer counts one handle on the node.
+    pub fn open(self: &Arc<Self>, id: NodeId, reply: Reply<Opened>) {
+        if Self::is_inside(id) {
+            return reply(Ok(Opened::DropPages));
+        }
+        let node = match self.node(id) {
+            Ok(node) => node,
+            Err(e) => return reply(Err(e)),
+        };
+        self.stats.opens.inc();
+        let (plan, file) = self.plan(&node);
+        match plan {
+            Plan::Retry => reply(Err(changed())),
+            Plan::Join => match self.join(&node) {
+                Some(opened) => reply(Ok(opened)),
+                // Closed between the two looks.
+                None => self.open_slow(node, reply),
+            },
+            Plan::Serve => {
+                let file = file.expect("a complete copy is a copy");
+                match self.serve_quickly(&node, file) {
+                    Some(answer) => reply(answer),
+                    None => self.open_slow(node, reply),
+                }
+            }
+            Plan::Fill | Plan::Chunks => self.open_slow(node, reply),
+        }
+    }
+
+    fn plan(&self, node: &Arc<Node>) -> (Plan, Option<FileUse>) {
+        let (attr, is_open, retired) = {
+            let state = node.lock();
+            (state.attr, state.open.is_some(), state.retired)
+        };
+        let file = match is_open || retired {
+            true => None,
+            false => self.cached_copy(node, &attr),
+        };
+        let cached = match &file {
+            None => Cached::Nothing,
+            Some(file) if file.is_servable() => Cached::Complete,
+            Some(file) if file.is_complete() => Cached::Doubtful,
+            Some(_) => Cached::Part,
+        };
+        let facts = Facts { is_open, retired, cached, small: self.cache.is_small(attr.size) };
+        (decide(facts), file)
+    }
+
+    fn want(&self, node: &Arc<Node>, attr: &Attr) -> Want {
+        let path = node.path();
+        Want { id: self.source.file_id(&path, attr), version: self.source.version(attr), path }
+    }
+
+    fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {
+        // With identity by inode the path is not needed, and building it is most of a warm open's work.
+        let id = match self.source.file_id_without_path(attr) {
+            Some(id) => id,
+            None => self.source.file_id(&node.path(), attr),
+        };
+        self.cache.get(id, &self.source.version(attr))
+    }
+
+    /// One more handle beside those that are open.
+    fn join(&self, node: &Node) -> Option<Opened> {
+        let mut state = node.lock();
+        let open = state.open.as_mut()?;
+        open.handles += 1;
+        let (mode, serving) = (open.mode.clone(), open.serving.clone());
+        drop(state);
+        if let Some(file) = serving.file()
+            && file.is_complete()
+        {
+            self.stats.hits.inc();
+            self.cache.note_open(file);
+        }
+        Some(self.opened(mode, true))
+    }
+
+    fn opened(&self, mode: Mode, keep_pages: bool) -> Opened {
+        match mode {
+            Mode::Passthrough(kernel) => {
+                self.stats.passthrough_opens.inc();
+                Opened::Passthrough(kernel)
+            }
+            Mode::Cached => {
+                self.stats.cached_opens.inc();
+                if keep_pages { Opened::KeepPages } else { Opened::DropPages }
+            }
+        }
+    }
+
+    /// A complete copy that needs no look at the disk: its registration is kept, or none is wanted.
+    fn serve_quickly(&self, node: &Arc<Node>, file: FileUse) -> Option<Result<Opened>> {
+        let mode = match self.passthrough_off() {
+            Some(_) => Mode::Cached,
+            None => {
+                let kernel = file.kernel_ref()?;
+                self.keep_registered(&file);
+                Mode::Passthrough(kernel)
+            }
+        };
+        self.stats.hits.inc();
+        self.cache.note_open(&file);
+        Some(self.begin(node, mode, Arc::new(Serving::Kept(file))))
+    }
+
+    /// Counts a first handle, or one beside others that came between.
+    fn begin(&self, node: &Node, mode: Mode, serving: Arc<Serving>) -> Result<Opened> {
+        let mut state = node.lock();
+        if state.retired {
+            return Err(changed());
+        }
+        if let Some(open) = state.open.as_mut() {
+            open.handles += 1;
+            let mode = open.mode.clone();
+            drop(state);
+            return Ok(self.opened(mode, true));
+        }
+        let keep = !std::mem::take(&mut state.pages_stale);
+        state.open = Some(Box::new(OpenState { handles: 1, mode: mode.clone(), serving }));
+        drop(state);
+        Ok(self.opened(mode, keep))
+    }
+
+    /// The open that may wait: for the source, or for the SSD.
+    fn open_slow(self: &Arc<Self>, node: Arc<Node>, reply: Reply<Opened>) {
+        let pending = Pending::new(reply);
+        let guard = self.watch.data(&pending, &self.stats, |reply, error| reply(Err(error)));
+        let fs = self.clone();
+        self.pool.submit(Box::new(move || {
+            let (answerer, answered) = (fs.clone(), node.clone());
+            let answer: Reply<Opened> = Box::new(move |result| {
+                drop(guard);
+                match (pending.take(), result) {
+                    (Some(reply), result) => reply(result),
+                    // Too late: the client was told so, and will not close what it never opened.
+                    (None, Ok(_)) => answerer.release_node(&answered),
+                    (None, Err(_)) => {}
+                }
+            });
+            fs.open_by_plan(node, TRIES, answer);
+        }));
+    }
+
+    fn open_by_plan(self: &Arc<Self>, node: Arc<Node>, tries: u32, reply: Reply<Opened>) {
+        if tries == 0 {
+            return reply(Err(changed()));
+        }
+        let (plan, file) = self.plan(&node);
+        match (plan, file) {
+            (Plan::Retry, _) => reply(Err(changed())),
+            (Plan::Join, _) => match self.join(&node) {
+                Some(opened) => reply(Ok(opened)),
+                None => self.open_by_plan(node, tries - 1, reply),
+            },
+            (Plan::Serve, Some(file)) => {
+                self.stats.hits.inc();
+                reply(self.open_served(&node, Served::File(file)));
+            }
+            (Plan::Chunks, _) => self.open_chunks(node, tries, reply),
+            (Plan::Fill | Plan::Serve, file) => self.open_filled(node, file, tries, reply),
+        }
+    }
+
+    fn open_filled(
+        self: &Arc<Self>,
+        node: Arc<Node>,
+        file: Option<FileUse>,
+        tries: u32,
+        reply: Reply<Opened>,
+    ) {
+        // To verify is not to fetch: bytes of the source are needed only if nothing good is here.
+        let doubtful = file.is_some_and(|f| f.is_complete());
+        let attr = node.lock().attr;
+        let want = self.want(&node, &attr);
+        let fs = self.clone();
+        self.cache.fill(
+            want,
+            Box::new(move |filled| match filled {
+                Ok(served) => {
+                    let still_here = doubtful && matches!(&served, Served::File(f) if f.hits() > 0);
+                    let counter = if still_here { &fs.stats.hits } else { &fs.stats.misses };
+                    counter.inc();
+                    reply(fs.open_served(&node, served));
+                }
+                Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
+                Err(FillError::Failed(e)) => reply(Err(e)),
+            }),
+        );
+    }
+
+    /// The source has another version than the look-up saw. If nobody has the old one open the node takes the new one.
+    fn open_changed(self: &Arc<Self>, node: Arc<Node>, now: &Attr, tries: u32, reply: Reply<Opened>) {
+        {
+            let mut state = node.lock();
+            let same = now.identity == state.attr.identity && now.kind == node.kind;
+            if !same || state.open.is_some() {
+                return {
+                    drop(state);
+                    reply(Err(changed()))
+                };
+            }
+            state.attr = *now;
+            state.checked_ms = self.now_ms();
+            state.pages_stale = true;
+        }
+        self.open_by_plan(node, tries - 1, reply);
+    }
+
+    fn open_served(self: &Arc<Self>, node: &Arc<Node>, served: Served) -> Result<Opened> {
+        match served {
+            Served::File(file) => {
+                let mode = self.mode_for(&file);
+                self.cache.note_open(&file);
+                self.begin(node, mode, Arc::new(Serving::Kept(file)))
+            }
+            Served::Source(source) => {
+                self.stats.bypass_opens.inc();
+                let attr = source.attr()?;
+                let opened = crate::cache::read::Opened { source, attr };
+                self.begin(node, Mode::Cached, Arc::new(Serving::Source(opened)))
+            }
+        }
+    }
+
+    /// Passthrough if it can be had for this file. A refusal is final for the mount where it says something about the
+    /// mount, and only about this file otherwise.
+    fn mode_for(&self, file: &FileUse) -> Mode {
+        if self.passthrough_off().is_some() {
+            return Mode::Cached;
+        }
+        if let Some(kernel) = file.kernel_ref() {
+            self.keep_registered(file);
+            return Mode::Passthrough(kernel);
+        }
+        let Ok(fd) = self.cache.open_data(file) else { return Mode::Cached };
+        match self.register(file, &fd) {
+            Ok(kernel) => Mode::Passthrough(kernel),
+            Err(e) => {
+                self.lose_passthrough(&format!(
+                    "the kernel refuses passthrough to the cache directory ({e})"
+                ));
+                Mode::Cached
+            }
+        }
+    }
+
+    fn open_chunks(self: &Arc<Self>, node: Arc<Node>, tries: u32, reply: Reply<Opened>) {
+        let attr = node.lock().attr;
+        let serving = match self.cached_copy(&node, &attr) {
+            // Only to be verified: the source is not needed for that.
+            Some(file) if file.is_complete() => Ok(Serving::partial(file, None)),
+            _ => self.cache.begin_partial(&self.want(&node, &attr)),
+        };
+        match serving {
+            Ok(serving) => {
+                if let Serving::Source(_) = serving {
+                    self.stats.bypass_opens.inc();
+                }
+                if let Some(file) = serving.file() {
+                    self.cache.note_open(file);
+                }
+                reply(self.begin(&node, Mode::Cached, Arc::new(serving)));
+            }
+            Err(FillError::Changed(now)) => self.open_changed(node, &now, tries, reply),
+            Err(FillError::Failed(e)) => reply(Err(e)),
+        }
+    }
+
+    /// RELEASE: one handle less.
+    pub fn release(&self, id: NodeId) {
+        if let Some(node) = self.nodes.get(id) {
+            self.release_node(&node);
+        }
+    }
+
+    fn release_node(&self, node: &Node) {
+        let closed = {
+            let mut state = node.lock();
+            let Some(open) = state.open.as_mut() else { return };
+            open.handles -= 1;
+            if open.handles == 0 { state.open.take() } else { None }
+        };
+        // Not under the lock: the last use of an evicted file ends here, and with it its space.
+        drop(closed);
+    }
+
+    /// READ, which comes for every file that the kernel does not read by itself.
+    pub fn read(self: &Arc<Self>, id: NodeId, offset: u64, len: u32, reply: ReadDone) {
+        if Self::is_inside(id) {
+            return match self.read_inside(id, offset, len) {
+                Ok(bytes) => reply(Ok(&bytes)),
+                Err(e) => reply(Err(e)),
+            };
+        }
+        let (mode, serving) = match self.open_state(id) {
+            Ok(open) => open,
+            Err(e) => return reply(Err(e)),
+        };
+        if let Mode::Passthrough(_) = mode {
+            self.will_need(&serving, offset, len);
+            // Not an answer that anybody reads: the kernel sends such a READ for readahead(2) and fadvise(WILLNEED),
+            // and data would be a second copy in its page cache.
+            return reply(Err(Error::os("read", "a file that the kernel reads by itself", 11))); // EAGAIN
+        }
+        self.stats.reads.inc();
+        let pending = Pending::new(reply);
+        let guard = self.watch.data(&pending, &self.stats, |reply, error| reply(Err(error)));
+        let done: ReadDone = Box::new(move |result| {
+            drop(guard);
+            if let Some(reply) = pending.take() {
+                reply(result);
+            }
+        });
+        self.cache.read(&serving, offset, len, &self.pool, done);
+    }
+
+    fn open_state(&self, id: NodeId) -> Result<(Mode, Arc<Serving>)> {
+        let node = self.node(id)?;
+        let state = node.lock();
+        let open = state.open.as_ref().ok_or_else(|| Error::os("read", "a file that is not open", 9))?; // EBADF
+        Ok((open.mode.clone(), open.serving.clone()))
+    }
+
+    /// Passes `fadvise(WILLNEED)` on to the data file.
+    fn will_need(&self, serving: &Serving, offset: u64, len: u32) {
+        let Some(file) = serving.file() else { return };
+        let Ok(fd) = self.cache.open_data(file) else { return };
+        let len = std::num::NonZeroU64::new(u64::from(len));
+        let _ = rustix::fs::fadvise(&*fd, offset, len, rustix::fs::Advice::WillNeed);
+    }
+
+    /// Drops the cached copy of a path, at an operator's wish. Says whether there was one that nobody uses.
+    pub fn evict(&self, path: &Path, attr: &Attr) -> bool {
+        self.cache.evict(self.source.file_id(path, attr))
+    }
+}
+
+fn changed() -> Error {
+    Error::os("open", "a version that is not the newest any more", ESTALE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL_CACHED: [Cached; 4] = [Cached::Nothing, Cached::Part, Cached::Doubtful, Cached::Complete];
+
+    /// Every combination of facts, and the rule that each must obey.
+    #[test]
+    fn bug_067_the_open_mode_matrix() {
+        for is_open in [false, true] {
+            for retired in [false, true] {
+                for cached in ALL_CACHED {
+                    for small in [false, true] {
+                        let plan = decide(Facts { is_open, retired, cached, small });
+                        let expected = match (retired, is_open, cached, small) {
+                            // An old version is never opened again, not even beside handles that have it.
+                            (true, ..) => Plan::Retry,
+                            // One mode per node while it is open, whatever became of the copy meanwhile.
+                            (_, true, ..) => Plan::Join,
+                            // The kernel reads only what is complete and trusted.
+                            (_, _, Cached::Complete, _) => Plan::Serve,
+                            (_, _, _, true) => Plan::Fill,
+                            (_, _, _, false) => Plan::Chunks,
+                        };
+                        assert_eq!(plan, expected, "{is_open} {retired} {cached:?} {small}");
+                    }
+                }
+            }
+        }
+    }
+}

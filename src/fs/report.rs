@@ -1,0 +1,35 @@
+//! The figures of a mount as one flat JSON object: the xattr, the control socket, `.warmfs/stats.json` and
+//! `warmfs stats` all show this.
+
+use super::Fs;
+use serde_json::{Map, Value, json};
+
+impl Fs {
+    /// All figures, by stable names.
+    pub fn stats_json(&self) -> Value {
+        let mut map: Map<String, Value> =
+            self.stats.rows().into_iter().map(|(name, _, value)| (name.to_string(), json!(value))).collect();
+        let (hits, misses) = (self.stats.hits.get(), self.stats.misses.get());
+        let asked = hits + misses;
+        let ratio = if asked == 0 { Value::Null } else { json!(hits as f64 / asked as f64) };
+        let usage = self.cache.usage();
+        let (waiting, threads) = self.pool.gauges();
+        for (name, value) in [
+            ("hit_ratio", ratio),
+            ("cache_used_bytes", json!(usage.bytes)),
+            ("cache_capacity_bytes", json!(usage.bytes_max)),
+            ("cached_files", json!(self.cache.file_count())),
+            ("ram_window_bytes", json!(self.cache.ram_bytes())),
+            ("nodes", json!(self.nodes.len())),
+            ("source_queue_depth", json!(waiting)),
+            ("source_threads", json!(threads)),
+            ("source_waiting", json!(self.watch.len())),
+            ("source_silent", json!(self.watch.is_silent())),
+            ("passthrough", json!(self.passthrough_off().is_none())),
+            ("io_engine", json!(self.cache.engine_name())),
+        ] {
+            map.insert(name.into(), value);
+        }
+        Value::Object(map)
+    }
+}

@@ -1,0 +1,113 @@
+//! Where the daemon writes what it has to say: to the terminal in the foreground, into a bounded file in the
+//! background. When the file is full it is renamed to `.old`, and a new one begins: two of them at most.
+
+use crate::types::{Error, PathText, Result};
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Says things on the terminal. `level` is a level or a filter in the form of `tracing`'s `EnvFilter`.
+pub fn to_terminal(level: &str) {
+    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter(level)));
+    let _ = builder.with_target(false).with_writer(std::io::stderr).try_init();
+}
+
+/// Writes into `path`, whose directory is made if it is missing.
+pub fn to_file(level: &str, path: &Path, bytes_max: u64) -> Result<()> {
+    let log = BoundedLog::open(path, bytes_max)?;
+    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter(level)));
+    let _ = builder.with_ansi(false).with_target(false).with_writer(log).try_init();
+    Ok(())
+}
+
+/// A bare level is about us; the libraries below stay at warnings.
+fn filter(level: &str) -> String {
+    let bare = level.chars().all(|c| c.is_ascii_alphabetic());
+    if bare { format!("warn,warmfs={level}") } else { level.to_string() }
+}
+
+/// A file that never takes more than twice its limit.
+#[derive(Clone)]
+struct BoundedLog(Arc<Mutex<State>>);
+
+struct State {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl BoundedLog {
+    fn open(path: &Path, bytes_max: u64) -> Result<Self> {
+        let fail = |e: std::io::Error| Error::io("open log", PathText(path).to_string(), &e);
+        if let Some(dir) = path.parent() {
+            std::fs::create_dir_all(dir).map_err(fail)?;
+        }
+        let file = open_append(path).map_err(fail)?;
+        let bytes = file.metadata().map_err(fail)?.len();
+        Ok(Self(Arc::new(Mutex::new(State { path: path.to_path_buf(), file, bytes, bytes_max }))))
+    }
+}
+
+fn open_append(path: &Path) -> std::io::Result<File> {
+    // 0600: names of files that not everybody may list are in it.
+    File::options().append(true).create(true).mode(0o600).open(path)
+}
+
+impl Write for BoundedLog {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        let mut state = self.0.lock();
+        if state.bytes + line.len() as u64 > state.bytes_max && state.bytes > 0 {
+            std::fs::rename(&state.path, state.path.with_extension("log.old"))?;
+            state.file = open_append(&state.path)?;
+            state.bytes = 0;
+        }
+        state.bytes += line.len() as u64;
+        state.file.write_all(line)?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for BoundedLog {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bug_049_the_log_is_bounded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log/warmfs.log");
+        let mut log = BoundedLog::open(&path, 1000).unwrap();
+        for n in 0..1000 {
+            log.write_all(format!("line {n}\n").as_bytes()).unwrap();
+        }
+        let sizes: Vec<u64> = std::fs::read_dir(path.parent().unwrap())
+            .unwrap()
+            .map(|e| e.unwrap().metadata().unwrap().len())
+            .collect();
+        assert!(sizes.len() == 2 && sizes.iter().all(|s| *s <= 1000), "{sizes:?}");
+        assert!(std::fs::read_to_string(&path).unwrap().ends_with("line 999\n"));
+    }
+
+    #[test]
+    fn a_bare_level_is_about_us() {
+        assert_eq!(filter("debug"), "warn,warmfs=debug");
+        assert_eq!(filter("warmfs::fs=trace,info"), "warmfs::fs=trace,info");
+    }
+}

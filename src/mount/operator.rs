@@ -1,0 +1,191 @@
+//! The verbs of the control socket, on a running mount.
+
+use super::{End, Plan};
+use crate::cache::warm::JOBS_DEFAULT;
+use crate::control::{ControlError, ControlErrorKind, Handler, Info, PassthroughInfo, RelPath, Request};
+use crate::fs::Fs;
+use crate::fuse::session::Forgetter;
+use crate::types::PathText;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// Progress is told at most this often: often enough for a bar, rarely enough to cost nothing.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Does what the operator asks.
+pub struct Operator {
+    plan: Plan,
+    fs: Arc<Fs>,
+    ends: parking_lot::Mutex<Sender<End>>,
+    forgetter: OnceLock<Forgetter>,
+    started: Instant,
+}
+
+impl Operator {
+    pub(super) fn new(plan: &Plan, fs: Arc<Fs>, ends: Sender<End>) -> Self {
+        let ends = parking_lot::Mutex::new(ends);
+        Self { plan: plan.clone(), fs, ends, forgetter: OnceLock::new(), started: Instant::now() }
+    }
+
+    pub(super) fn set_forgetter(&self, forgetter: Forgetter) {
+        let _ = self.forgetter.set(forgetter);
+    }
+
+    fn info(&self) -> Value {
+        let off = self.fs.passthrough_off().map(str::to_string);
+        let info = Info {
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            source: PathText(&self.plan.source).to_string(),
+            mountpoint: PathText(&self.plan.mountpoint).to_string(),
+            cache_dir: PathText(&self.plan.cache_dir).to_string(),
+            engine: self.fs.cache().engine_name().into(),
+            passthrough: PassthroughInfo { on: off.is_none(), reason: off },
+            uptime_s: self.started.elapsed().as_secs(),
+        };
+        serde_json::to_value(info).unwrap_or(Value::Null)
+    }
+
+    /// Drops the cached copies below `paths` and forgets how fresh they are: the next open asks the source.
+    fn evict(
+        &self,
+        paths: &[RelPath],
+        progress: &mut dyn FnMut(Value) -> bool,
+    ) -> Result<Value, ControlError> {
+        let (mut evicted, mut in_use, mut bytes) = (0u64, 0u64, 0u64);
+        for path in paths {
+            self.check_exists(path)?;
+            let mut every = Every::new();
+            for file in self.fs.cache().all_files() {
+                if !file_is_below(file.path(), path.as_path()) {
+                    continue;
+                }
+                let size = file.cached_bytes();
+                match self.fs.cache().evict(file.id()) {
+                    true => {
+                        evicted += 1;
+                        bytes += size;
+                    }
+                    false => in_use += 1,
+                }
+                if every.due() && !progress(json!({ "files": evicted })) {
+                    return Err(cancelled());
+                }
+            }
+            // This thread serves no requests, so it may tell the kernel.
+            for (parent, name) in self.fs.expire(path.as_path()) {
+                if let Some(forgetter) = self.forgetter.get() {
+                    forgetter.entry(parent, &name);
+                }
+            }
+        }
+        self.fs.cache().flush();
+        Ok(json!({ "files": evicted, "bytes": bytes, "in_use": in_use }))
+    }
+
+    fn warm(
+        &self,
+        paths: &[RelPath],
+        jobs: Option<std::num::NonZeroU32>,
+        progress: &mut dyn FnMut(Value) -> bool,
+    ) -> Result<Value, ControlError> {
+        let jobs = jobs.map_or(JOBS_DEFAULT, |n| n.get().min(JOBS_MAX) as usize);
+        let paths: Vec<&Path> = paths.iter().map(RelPath::as_path).collect();
+        let (mut every, mut alive) = (Every::new(), true);
+        let report = self.fs.cache().warm(&paths, jobs, &mut |report| {
+            if alive && every.due() {
+                alive = progress(json!(report));
+            }
+            alive
+        })?;
+        if !alive {
+            return Err(cancelled());
+        }
+        Ok(json!(report))
+    }
+
+    fn verify(
+        &self,
+        paths: &[RelPath],
+        progress: &mut dyn FnMut(Value) -> bool,
+    ) -> Result<Value, ControlError> {
+        for path in paths {
+            self.check_exists(path)?;
+        }
+        let paths: Vec<&Path> = paths.iter().map(RelPath::as_path).collect();
+        let (mut every, mut alive) = (Every::new(), true);
+        let report = self.fs.cache().verify(&paths, &mut |report| {
+            if every.due() {
+                let shown = json!({ "files": report.files, "files_total": report.files_total,
+                    "bytes": report.bytes, "damaged": report.damaged.len() });
+                alive = progress(shown);
+            }
+            alive
+        });
+        if !alive {
+            return Err(cancelled());
+        }
+        Ok(json!(report))
+    }
+
+    /// A path that neither the source nor the cache knows is a slip of the hand.
+    fn check_exists(&self, path: &RelPath) -> Result<(), ControlError> {
+        let Err(error) = self.fs.cache().source().stat(path.as_path()) else { return Ok(()) };
+        let cached = self.fs.cache().all_files().iter().any(|f| file_is_below(f.path(), path.as_path()));
+        if cached { Ok(()) } else { Err(error.into()) }
+    }
+}
+
+/// More threads than this only queue at the source.
+const JOBS_MAX: u32 = 256;
+
+impl Handler for Operator {
+    fn handle(
+        &self,
+        request: Request,
+        progress: &mut dyn FnMut(Value) -> bool,
+    ) -> Result<Value, ControlError> {
+        match request {
+            Request::Stats {} => Ok(self.fs.stats_json()),
+            Request::Info {} => Ok(self.info()),
+            Request::Evict { paths } => self.evict(&paths, progress),
+            Request::Warm { paths, jobs } => self.warm(&paths, jobs, progress),
+            Request::Verify { paths } => self.verify(&paths, progress),
+            Request::Stop {} => {
+                let _ = self.ends.lock().send(End::Asked);
+                Ok(json!({}))
+            }
+        }
+    }
+}
+
+fn file_is_below(file: &[u8], dir: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    PathBuf::from(std::ffi::OsStr::from_bytes(file)).starts_with(dir)
+}
+
+fn cancelled() -> ControlError {
+    ControlError::new(ControlErrorKind::Cancelled, "the client went away")
+}
+
+/// Lets something happen once in a while.
+struct Every {
+    last: Instant,
+}
+
+impl Every {
+    fn new() -> Self {
+        Self { last: Instant::now() }
+    }
+
+    fn due(&mut self) -> bool {
+        let due = self.last.elapsed() >= PROGRESS_INTERVAL;
+        if due {
+            self.last = Instant::now();
+        }
+        due
+    }
+}

@@ -1,0 +1,254 @@
+//! A world of its own for each test: a source, a cache and a mount in one temporary directory, ended and removed
+//! whatever happens, and a watchdog that ends a test that hangs.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// A test that takes longer than this hangs.
+const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// A source, a cache and a place to mount.
+pub struct World {
+    dir: tempfile::TempDir,
+    flags: Vec<String>,
+    _watchdog: mpsc::Sender<()>,
+}
+
+/// Whether this machine can mount; says so if not.
+pub fn can_mount() -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("skipped: mount tests need root and /dev/fuse");
+    }
+    can
+}
+
+/// A test that needs a mount returns at once where there can be none.
+#[macro_export]
+macro_rules! need_mount {
+    () => {
+        if !$crate::common::can_mount() {
+            return;
+        }
+    };
+}
+
+/// The binary under test.
+pub fn warmfs() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_warmfs"));
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Runs the binary and gives what it said.
+pub fn run<S: AsRef<OsStr>>(args: &[S]) -> Output {
+    warmfs().args(args).output().unwrap()
+}
+
+impl World {
+    /// Nothing mounted yet; `flags` are for every mount (besides the cache directory).
+    pub fn new(flags: &[&str]) -> Self {
+        let dir = tempfile::Builder::new().prefix("warmfs-test-").tempdir().unwrap();
+        for name in ["src", "mnt"] {
+            std::fs::create_dir(dir.path().join(name)).unwrap();
+        }
+        let (alive, watched) = mpsc::channel::<()>();
+        let shown = dir.path().to_path_buf();
+        std::thread::spawn(move || {
+            if watched.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
+                eprintln!("a test hangs: {}", shown.display());
+                dump_stacks();
+                for mount in [shown.join("mnt"), shown.join("src")] {
+                    let _ = warmfs::sys::mount::unmount_force(&mount);
+                }
+                std::process::exit(99);
+            }
+        });
+        Self { dir, flags: flags.iter().map(ToString::to_string).collect(), _watchdog: alive }
+    }
+
+    /// A world that is mounted.
+    pub fn mounted(flags: &[&str]) -> Self {
+        let world = Self::new(flags);
+        world.mount();
+        world
+    }
+
+    /// The directory that everything is in.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// A path in the source.
+    pub fn src(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir().join("src").join(name)
+    }
+
+    /// The same path through the mount.
+    pub fn mnt(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir().join("mnt").join(name)
+    }
+
+    /// The cache directory.
+    pub fn cache(&self) -> PathBuf {
+        self.dir().join("cache")
+    }
+
+    /// Mounts; fails the test if that fails.
+    pub fn mount(&self) {
+        let output = self.try_mount(&[]);
+        assert!(output.status.success(), "{}", text(&output));
+    }
+
+    /// Mounts with more flags, and gives what was said.
+    pub fn try_mount(&self, more: &[&str]) -> Output {
+        let mut command = warmfs();
+        command.arg("mount").arg(self.src("")).arg(self.mnt(""));
+        command.arg("--cache-dir").arg(self.cache()).args(&self.flags).args(more);
+        command.output().unwrap()
+    }
+
+    /// Ends the mount; fails the test if that fails.
+    pub fn umount(&self) {
+        let output = run(&[OsStr::new("umount"), self.mnt("").as_os_str()]);
+        assert!(output.status.success(), "{}", text(&output));
+        wait_until("the daemon is gone", || daemons(&self.cache()).is_empty());
+    }
+
+    /// The daemon's process.
+
+    pub fn pid(&self) -> i32 {
+        let pids = daemons(&self.cache());
+        assert_eq!(pids.len(), 1, "{pids:?}");
+        pids[0]
+    }
+
+    /// kill -9, and waits until it is gone. The dead mount stays.
+    pub fn kill(&self) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        wait_until("the daemon is gone", || daemons(&self.cache()).is_empty());
+    }
+
+    /// Makes a file in the source, its bytes being [`pattern`].
+    pub fn put(&self, name: &str, size: usize, seed: u64) -> Vec<u8> {
+        let bytes = pattern(seed, size);
+        let path = self.src(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, &bytes).unwrap();
+        bytes
+    }
+
+    /// Reads a file whole through the mount.
+    pub fn get(&self, name: &str) -> Vec<u8> {
+        std::fs::read(self.mnt(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// A figure of `warmfs stats --json`.
+    pub fn stat(&self, name: &str) -> u64 {
+        self.stats()[name].as_u64().unwrap_or_else(|| panic!("no figure {name}"))
+    }
+
+    /// All figures.
+    pub fn stats(&self) -> serde_json::Value {
+        let output = run(&[OsStr::new("stats"), OsStr::new("--json"), self.mnt("").as_os_str()]);
+        assert!(output.status.success(), "{}", text(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// An inspection attribute, as text.
+    pub fn xattr(&self, name: &str, attribute: &str) -> String {
+        let mut value = vec![0; 65536];
+        let len = rustix::fs::lgetxattr(self.mnt(name), format!("user.warmfs.{attribute}"), &mut value)
+            .unwrap_or_else(|e| panic!("{name} {attribute}: {e}"));
+        String::from_utf8(value[..len].to_vec()).unwrap()
+    }
+
+    /// The log of the daemon.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.cache().join("log/warmfs.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- log of the daemon\n{}", self.log());
+        }
+        let _ = warmfs::sys::mount::unmount_force(&self.mnt(""));
+        let _ = warmfs::sys::mount::unmount_force(&self.src(""));
+        for pid in daemons(self.dir()) {
+            if let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Processes of the binary that have `path`, or something below it, on their command line.
+pub fn daemons(path: &Path) -> Vec<i32> {
+    let wanted = path.as_os_str().as_encoded_bytes();
+    let mut pids = Vec::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(pid) = entry.file_name().to_string_lossy().parse() else { continue };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let is_daemon = line.split(|b| *b == 0).any(|word| word == b"--daemon" || word == b"--foreground");
+        let names_it = line.split(|b| *b == 0).any(|word| word.starts_with(wanted));
+        // A process that has ended and was not waited for has an empty command line.
+        if is_daemon && names_it {
+            pids.push(pid);
+        }
+    }
+    pids
+}
+
+/// Waits for something that happens soon; fails the test if it does not.
+pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes that name their place: each 8 bytes are a mixture of the seed and the offset.
+pub fn pattern(seed: u64, size: usize) -> Vec<u8> {
+    let word = |i: u64| {
+        (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ (i << 7)
+    };
+    let mut bytes: Vec<u8> = (0..size.div_ceil(8) as u64).flat_map(|i| word(i).to_le_bytes()).collect();
+    bytes.truncate(size);
+    bytes
+}
+
+/// What a command said, for a failing test.
+pub fn text(output: &Output) -> String {
+    format!(
+        "{:?}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}
+
+/// Drops the kernel's page, name and attribute caches.
+pub fn drop_caches() {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+}
+
+fn dump_stacks() {
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        if !line.windows(6).any(|w| w == b"warmfs") {
+            continue;
+        }
+        for task in std::fs::read_dir(entry.path().join("task")).into_iter().flatten().flatten() {
+            let read = |name: &str| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+            eprintln!("{} {}{}", task.path().display(), read("comm"), read("stack"));
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Real mounts of the real binary: what a user, a training job and an operator see. Needs /dev/fuse and root; without
+//! them each test says so once and passes.
+
+mod common;
+mod smoke;
