@@ -2,4 +2,5 @@
 //! them each test says so once and passes.
 
 mod common;
+mod lifecycle;
 mod smoke;
