@@ -56,10 +56,10 @@ fn print_watch(before: Option<&Value>, now: &Value) {
     let get = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
     let since = |name: &str| get(now, name) - before.map_or(get(now, name), |b| get(b, name));
     if before.is_none() {
-        println!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
+        say!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
         return;
     }
-    println!(
+    say!(
         "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {} of {}",
         since("opens"),
         since("passthrough_opens"),
@@ -227,7 +227,7 @@ pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(
     if json {
         print_json(&total);
     } else {
-        println!(
+        say!(
             "{} of {} files warm, {} of {} fetched",
             total.files_warm,
             total.files_total,
@@ -235,7 +235,7 @@ pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(
             show_size(total.bytes_total)
         );
     }
-    total.failed.iter().for_each(|reason| eprintln!("warmfs: {reason}"));
+    total.failed.iter().for_each(|reason| complain!("warmfs: {reason}"));
     if total.files_without_room > 0 {
         let text = format!(
             "{} files found no room; a larger --cache-size would hold them",
@@ -270,7 +270,7 @@ pub fn evict(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
     if json {
         print_json(&json!({ "files": files, "bytes": bytes, "in_use": in_use }));
     } else {
-        println!("{files} files evicted, {}", show_size(bytes));
+        say!("{files} files evicted, {}", show_size(bytes));
     }
     if in_use > 0 {
         return Err(Failure::run_time(format!(
@@ -289,13 +289,13 @@ pub fn verify(paths: &[PathBuf], cache_dir: Option<&Path>, json: bool) -> Result
     if json {
         print_json(&report);
     } else {
-        println!(
+        say!(
             "{} files verified, {}, {} damaged",
             report.files,
             show_size(report.bytes),
             report.damaged.len()
         );
-        report.damaged.iter().for_each(|path| println!("damaged, dropped: {path}"));
+        report.damaged.iter().for_each(|path| say!("damaged, dropped: {path}"));
     }
     if report.damaged.is_empty() { Ok(()) } else { Err(Failure::damage()) }
 }

@@ -39,7 +39,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     let stage = Stage::new(args.dir.as_deref())?;
     let say = |text: &str| {
         if !args.json {
-            println!("{text}");
+            say!("{text}");
         }
     };
     let bytes = make_dataset(&stage.ssd(), args.files)?;

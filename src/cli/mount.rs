@@ -51,7 +51,7 @@ fn serve(args: &MountArgs) -> Result<(), Failure> {
     let daemon = args.daemon;
     mount::run(plan, &config, move |mountpoint| match daemon {
         true => let_go(),
-        false => eprintln!("warmfs: serving at {}", PathText(mountpoint)),
+        false => complain!("warmfs: serving at {}", PathText(mountpoint)),
     })?;
     Ok(())
 }
@@ -86,14 +86,14 @@ fn start_daemon() -> Result<(), Failure> {
 fn report(result: Result<(), Failure>) -> Result<(), Failure> {
     if let Err(failure) = &result {
         tracing::error!("{}", failure.message);
-        println!("{} {}", failure.code, failure.message.replace('\n', " "));
+        say!("{} {}", failure.code, failure.message.replace('\n', " "));
     }
     result.map_err(|failure| Failure { message: String::new(), ..failure })
 }
 
 /// The mount serves: says so, and lets go of the terminal and of whoever waits for our output to end.
 fn let_go() {
-    println!("ready");
+    say!("ready");
     // Each may fail only if /dev/null is missing, and then the terminal stays open: no harm to the mount.
     let _ = rustix::process::setsid();
     if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {

@@ -2,8 +2,20 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
+
+/// Writes to standard output. A reader that has gone is no error, and no reason for a daemon to end.
+pub fn out(text: impl Display) {
+    let _ = write!(std::io::stdout(), "{text}");
+    let _ = std::io::stdout().flush();
+}
+
+/// The same to standard error.
+pub fn err(text: impl Display) {
+    let _ = write!(std::io::stderr(), "{text}");
+}
 
 /// One JSON value and a newline. A reader that has gone is no error.
 pub fn print_json(value: &impl Serialize) {
@@ -61,7 +73,7 @@ impl Progress {
             None if Instant::now().checked_duration_since(self.last_line) >= Some(LINE_INTERVAL) => {
                 self.last_line = Instant::now();
                 let shown = crate::types::units::show_size;
-                eprintln!(
+                complain!(
                     "{}: {files} of {files_total} files, {} of {}",
                     self.what,
                     shown(bytes),
