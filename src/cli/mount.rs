@@ -24,19 +24,33 @@ pub fn mount(args: &MountArgs) -> Result<(), Failure> {
         return if args.daemon { report(result) } else { result };
     }
     // What can be refused without a daemon is refused here, where the user looks.
-    let config = load(args)?;
-    Plan::new(&args.source, args.mountpoint.as_deref(), &config)?;
+    plan(args)?;
     start_daemon()
 }
 
 fn load(args: &MountArgs) -> Result<Config, Failure> {
     let flags = args.flags().map_err(Failure::usage)?;
-    Ok(config::load(args.config.as_deref(), std::env::vars_os(), &flags)?.config)
+    let mut config = config::load(args.config.as_deref(), std::env::vars_os(), &flags)?.config;
+    if let Some(dir) = args.cache_dir_beyond_text() {
+        let dir = std::path::absolute(dir)
+            .map_err(|e| Failure::usage(format!("--cache-dir {}: {e}", PathText(dir))))?;
+        config.cache.dir = Some(dir);
+    }
+    Ok(config)
+}
+
+/// Everything that can be checked before anything is changed.
+fn plan(args: &MountArgs) -> Result<(Plan, Config), Failure> {
+    let config = load(args)?;
+    let plan = Plan::new(&args.source, args.mountpoint.as_deref(), &config)?;
+    crate::sys::mount::check_possible()?;
+    Ok((plan, config))
 }
 
 fn serve(args: &MountArgs) -> Result<(), Failure> {
-    let config = load(args)?;
-    let plan = Plan::new(&args.source, args.mountpoint.as_deref(), &config)?;
+    let (plan, config) = plan(args)?;
+    // Whatever is made from here on is for nobody else.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let level = std::env::var("WARMFS_LOG").unwrap_or_else(|_| config.log.level.clone());
     let default_log = plan.cache_dir.join("log/warmfs.log");
     match (&config.log.file, args.daemon) {
