@@ -239,6 +239,17 @@ pub fn pattern(seed: u64, size: usize) -> Vec<u8> {
     bytes
 }
 
+/// A copy of the binary in the world's directory, where users can reach it.
+pub fn binary_for_users(world: &World) -> PathBuf {
+    let path = world.dir().join("warmfs");
+    if !path.exists() {
+        let built = env!("CARGO_BIN_EXE_warmfs");
+        // A link saves the copying where both are on one file system.
+        std::fs::hard_link(built, &path).or_else(|_| std::fs::copy(built, &path).map(drop)).unwrap();
+    }
+    path
+}
+
 /// Asserts that the command was refused as a user may expect it: exit code 2, nothing on standard output, one line that
 /// has all `words` in it.
 pub fn assert_refused(output: &Output, words: &[&str]) {
