@@ -6,3 +6,4 @@ mod common;
 mod lifecycle;
 mod refusals;
 mod smoke;
+mod users;

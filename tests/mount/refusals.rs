@@ -303,7 +303,9 @@ fn bug_154_a_cache_that_cannot_be_written_is_refused() {
 /// Runs a script in a mount name space of its own, where `warmfs` is the binary.
 fn in_own_namespace(script: &str, arguments: &[&OsStr]) -> Output {
     let mut command = Command::new("unshare");
-    command.args(["-m", "sh", "-ec", script, env!("CARGO_BIN_EXE_warmfs")]).args(arguments);
+    command
+        .args(["-m", "--propagation=slave", "sh", "-ec", script, env!("CARGO_BIN_EXE_warmfs")])
+        .args(arguments);
     command.stdin(Stdio::null()).output().unwrap()
 }
 
