@@ -5,5 +5,6 @@
 mod common;
 mod lifecycle;
 mod refusals;
+mod restart;
 mod smoke;
 mod users;
