@@ -104,7 +104,8 @@ pub struct Listed<'a> {
     pub name: &'a OsStr,
     /// The position after it.
     pub next: u64,
-    /// Its node and attributes, if asked for and known: then a reference is counted on the node.
+    /// For READDIRPLUS, its attributes and how long they are good; a reference is counted on its node. What is not known
+    /// is good for no time.
     pub attr: Option<(Attr, Duration)>,
 }
 
@@ -163,7 +164,7 @@ impl Fs {
         let checked_ms = self.now_ms();
         let dir = self.source.open_dir(&node.path())?;
         let attr = dir.attr()?;
-        if attr.identity != node.lock().attr.identity {
+        if !node.lock().is_same_object(&attr) {
             return Err(Error::os("open directory", "one that has moved", ESTALE));
         }
         let times = (attr.mtime, attr.ctime);
@@ -234,17 +235,12 @@ impl Fs {
         let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
-            let known = asker.entry(name);
-            let (id, attr) = match &known {
-                Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
-                None => (self.nodes.listed_id(row.ino), None),
-            };
-            let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
-            if full {
-                // The entry was not sent, so the kernel has no reference.
-                if let Some((node, ..)) = known {
-                    self.forget(node.id, 1);
-                }
+            // An entry that is gone meanwhile, and whose number something else has, is not listed.
+            let Some((child, attr, ttl)) = asker.entry(name, row) else { continue };
+            let next = i as u64 + DOTS + 1;
+            if add(Listed { id: child.id, kind: row.kind, name, next, attr: Some((attr, ttl)) }) {
+                // It was not sent, so the kernel has no reference.
+                self.forget(child.id, 1);
                 break;
             }
         }
@@ -293,22 +289,32 @@ struct Asker<'a> {
 }
 
 impl Asker<'_> {
-    fn entry(&mut self, name: &OsStr) -> Option<(Arc<Node>, Attr, Duration)> {
+    /// The node of an entry, with one more reference, and what is known of it.
+    fn entry(&mut self, name: &OsStr, row: &Row) -> Option<(Arc<Node>, Attr, Duration)> {
         let fs = self.fs;
         if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name, true) {
             return Some((fs.nodes.get(node)?, attr, ttl));
         }
-        if self.since.elapsed() > STAT_BUDGET || fs.watch.is_silent() {
+        let checked_ms = fs.now_ms();
+        if let Some(attr) = self.stat(name) {
+            let node = fs.enter(self.node, name, &attr, checked_ms);
+            return Some((node, attr, fs.ttl_left(checked_ms)));
+        }
+        let node = fs.nodes.enter_listed(self.node, name.as_bytes(), row.kind, row.ino)?;
+        let attr = node.lock().attr;
+        Some((node, attr, Duration::ZERO))
+    }
+
+    /// Asks the source while there is time. An entry that is gone or refused is listed all the same; who asks for it
+    /// learns why.
+    fn stat(&mut self, name: &OsStr) -> Option<Attr> {
+        if self.since.elapsed() > STAT_BUDGET || self.fs.watch.is_silent() {
             return None;
         }
         if self.dir.is_none() {
-            self.dir = fs.source.open_dir(&self.node.path()).ok();
+            self.dir = self.fs.source.open_dir(&self.node.path()).ok();
         }
-        let checked_ms = fs.now_ms();
-        // An entry that is gone or refused is listed without attributes; who asks for it learns why.
-        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok()?;
-        let node = fs.enter(self.node, name, &attr, checked_ms);
-        Some((node, attr, fs.ttl_left(checked_ms)))
+        self.dir.as_ref()?.stat(name.as_bytes()).ok()
     }
 }
 

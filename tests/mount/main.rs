@@ -5,4 +5,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod listing;
 mod smoke;
