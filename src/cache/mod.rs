@@ -155,9 +155,8 @@ impl Cache {
             if file.version() == *version {
                 return file.use_it();
             }
-            if self.files.remove_exactly(&file) {
+            if self.unlist(&file) {
                 self.stats.stale_drops.inc();
-                self.policy.lock().removed(id);
                 self.discard(&file);
             }
         }
@@ -187,10 +186,20 @@ impl Cache {
     /// Drops a cached file because it is in doubt; who uses it keeps what it has open.
     pub fn drop_file(&self, file: &Arc<CacheFile>) {
         self.ram.remove(file.id());
-        if self.files.remove_exactly(file) {
-            self.policy.lock().removed(file.id());
+        if self.unlist(file) {
             self.discard(file);
         }
+    }
+
+    /// Takes this file, and no other that has taken its place, out of the map and the policy: both at once, or a file
+    /// that comes in between would be known to the one and not to the other.
+    fn unlist(&self, file: &Arc<CacheFile>) -> bool {
+        let mut policy = self.policy.lock();
+        let removed = self.files.remove_exactly(file);
+        if removed {
+            policy.removed(file.id());
+        }
+        removed
     }
 
     /// Drops the cached copy of `id`, at an operator's wish. `false` if there is none or somebody uses it.
@@ -218,8 +227,11 @@ impl Cache {
 
     /// Puts a file into the map; another version of it that was there is dropped.
     fn publish(&self, file: &Arc<CacheFile>) {
-        let old = self.files.insert(file.clone());
-        self.policy.lock().inserted(file.id());
+        let old = {
+            let mut policy = self.policy.lock();
+            policy.inserted(file.id());
+            self.files.insert(file.clone())
+        };
         if let Some(old) = old {
             self.discard(&old);
         }

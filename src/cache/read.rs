@@ -313,7 +313,13 @@ impl Cache {
         match partial.file.need(chunks) {
             None => Step::Ready,
             Some(Need::Verify(index)) => match self.verify_chunk(&partial.file, index) {
-                Ok(_) => Step::Again,
+                Ok(true) => Step::Again,
+                Ok(false) => {
+                    // To be fetched anew, into the same place: a doubtful file is read by nobody but us.
+                    partial.file.set_missing(index);
+                    self.journal.changed(partial.file.id());
+                    Step::Again
+                }
                 Err(_) => Step::Bypass,
             },
             Some(Need::Fetch(extent)) => {
@@ -403,7 +409,8 @@ impl Cache {
         Ok(true)
     }
 
-    /// Hashes a present chunk and compares. A chunk that is not what was written becomes missing.
+    /// Hashes a present chunk and compares; a right one is trusted from now on. What becomes of a wrong one is the
+    /// caller's to decide: the file may be in the kernel's hands.
     pub(super) fn verify_chunk(&self, file: &Arc<CacheFile>, index: ChunkIndex) -> Result<bool> {
         let Chunk::Present { hash, .. } = file.chunk(index) else { return Ok(false) };
         let fd = self.open_data(file)?;

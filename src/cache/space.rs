@@ -1,9 +1,8 @@
 //! Room for a fill: a reservation, by evicting what the policy names until there is enough or nothing more to evict.
 
 use super::Cache;
+use crate::store::Reservation;
 use crate::store::budget::Refusal;
-use crate::store::{CacheFile, Reservation};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The file system is asked for its free space at most this often; in between, what we reserve is subtracted.
@@ -35,34 +34,30 @@ impl Cache {
         while self.budget.is_over() && self.evict_one() {}
     }
 
+    /// Evicts what the policy names. `false` if it names nothing.
     fn evict_one(&self) -> bool {
-        let Some(file) = self.choose_victim() else { return false };
-        self.stats.evictions.inc();
-        self.discard(&file);
-        true
-    }
-
-    /// Takes the victim out of the map; nobody can begin to use it any more.
-    fn choose_victim(&self) -> Option<Arc<CacheFile>> {
-        let mut policy = self.policy.lock();
-        let mut chosen = None;
-        let id = policy.victim(&mut |id| match self.files.get(id) {
-            // Known to the policy and gone from the map: being dropped by another thread right now.
-            None => false,
-            Some(file) if file.retire() => {
-                chosen = Some(file);
-                false
-            }
-            Some(_) => true,
-        })?;
-        policy.removed(id);
-        match chosen {
-            Some(file) => self.files.remove_exactly(&file).then_some(file),
-            None => {
-                drop(policy);
-                self.choose_victim()
-            }
+        let (file, chosen) = {
+            let mut policy = self.policy.lock();
+            let mut chosen = None;
+            let id = policy.victim(&mut |id| match self.files.get(id) {
+                Some(file) if file.retire() => {
+                    chosen = Some(file);
+                    false
+                }
+                Some(_) => true,
+                None => false,
+            });
+            let Some(id) = id else { return false };
+            policy.removed(id);
+            // Under the policy's lock, as every change of both.
+            let listed = chosen.as_ref().is_some_and(|file| self.files.remove_exactly(file));
+            (chosen, listed)
+        };
+        if let (Some(file), true) = (file, chosen) {
+            self.stats.evictions.inc();
+            self.discard(&file);
         }
+        true
     }
 
     fn look_at_free_space(&self, now: bool) {

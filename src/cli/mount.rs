@@ -10,6 +10,7 @@ use crate::mount::{self, Plan, log};
 use crate::types::units;
 use crate::{faultfs, types::PathText};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -73,7 +74,9 @@ fn serve(args: &MountArgs) -> Result<(), Failure> {
 /// Starts this very program again as the daemon, and waits for its report.
 fn start_daemon() -> Result<(), Failure> {
     let fail = |e: std::io::Error| Failure::run_time(format!("cannot start the daemon: {e}"));
+    // By the link and not by its path: the file may have been replaced since we were started.
     let mut child = Command::new("/proc/self/exe")
+        .arg0("warmfs")
         .args(std::env::args_os().skip(1))
         .arg("--daemon")
         .stdin(Stdio::null())
@@ -108,6 +111,8 @@ fn report(result: Result<(), Failure>) -> Result<(), Failure> {
 /// The mount serves: says so, and lets go of the terminal and of whoever waits for our output to end.
 fn let_go() {
     say!("ready");
+    // Started through a link, the process would be called `exe` in ps and pgrep.
+    let _ = rustix::thread::set_name(c"warmfs");
     // Each may fail only if /dev/null is missing, and then the terminal stays open: no harm to the mount.
     let _ = rustix::process::setsid();
     if let Ok(null) = std::fs::File::options().read(true).write(true).open("/dev/null") {

@@ -104,16 +104,19 @@ pub struct Listed<'a> {
     pub name: &'a OsStr,
     /// The position after it.
     pub next: u64,
-    /// Its node and attributes, if asked for and known: then a reference is counted on the node.
+    /// For READDIRPLUS, its attributes and how long they are good; a reference is counted on its node. What is not known
+    /// is good for no time.
     pub attr: Option<(Attr, Duration)>,
 }
 
 /// `.` and `..` come first.
 const DOTS: u64 = 2;
 
-/// Time that one READDIRPLUS may spend on asking for attributes. What is left then is sent without, and is looked up
-/// by those who want it: listing a slow source must not become slower by wanting to help.
-const STAT_BUDGET: Duration = Duration::from_millis(5);
+/// Time that one READDIRPLUS may spend on asking a quick source for attributes.
+const STAT_BUDGET: Duration = Duration::from_millis(50);
+/// A source that takes longer than this for one answer is not quick. Its entries are sent without attributes, and are
+/// looked up by those who want them: a listing must not become slower by wanting to help.
+const QUICK_STAT: Duration = Duration::from_micros(200);
 
 impl Fs {
     /// OPENDIR.
@@ -163,7 +166,7 @@ impl Fs {
         let checked_ms = self.now_ms();
         let dir = self.source.open_dir(&node.path())?;
         let attr = dir.attr()?;
-        if attr.identity != node.lock().attr.identity {
+        if !node.lock().is_same_object(&attr) {
             return Err(Error::os("open directory", "one that has moved", ESTALE));
         }
         let times = (attr.mtime, attr.ctime);
@@ -231,20 +234,15 @@ impl Fs {
         if !handle.dots(offset, add) {
             return Ok(());
         }
-        let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
+        let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
-            let known = asker.entry(name);
-            let (id, attr) = match &known {
-                Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
-                None => (self.nodes.listed_id(row.ino), None),
-            };
-            let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
-            if full {
-                // The entry was not sent, so the kernel has no reference.
-                if let Some((node, ..)) = known {
-                    self.forget(node.id, 1);
-                }
+            // An entry that is gone meanwhile, and whose number something else has, is not listed.
+            let Some((child, attr, ttl)) = asker.entry(name, row) else { continue };
+            let next = i as u64 + DOTS + 1;
+            if add(Listed { id: child.id, kind: row.kind, name, next, attr: Some((attr, ttl)) }) {
+                // It was not sent, so the kernel has no reference.
+                self.forget(child.id, 1);
                 break;
             }
         }
@@ -289,26 +287,42 @@ struct Asker<'a> {
     fs: &'a Fs,
     node: &'a Arc<Node>,
     dir: Option<Box<dyn SourceDir>>,
-    since: Instant,
+    asked: u32,
+    took: Duration,
 }
 
 impl Asker<'_> {
-    fn entry(&mut self, name: &OsStr) -> Option<(Arc<Node>, Attr, Duration)> {
+    /// The node of an entry, with one more reference, and what is known of it.
+    fn entry(&mut self, name: &OsStr, row: &Row) -> Option<(Arc<Node>, Attr, Duration)> {
         let fs = self.fs;
         if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name, true) {
             return Some((fs.nodes.get(node)?, attr, ttl));
         }
-        if self.since.elapsed() > STAT_BUDGET || fs.watch.is_silent() {
+        let checked_ms = fs.now_ms();
+        if let Some(attr) = self.stat(name) {
+            let node = fs.enter(self.node, name, &attr, checked_ms);
+            return Some((node, attr, fs.ttl_left(checked_ms)));
+        }
+        let node = fs.nodes.enter_listed(self.node, name.as_bytes(), row.kind, row.ino)?;
+        let attr = node.lock().attr;
+        Some((node, attr, Duration::ZERO))
+    }
+
+    /// Asks the source while there is time. An entry that is gone or refused is listed all the same; who asks for it
+    /// learns why.
+    fn stat(&mut self, name: &OsStr) -> Option<Attr> {
+        let slow = self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked;
+        if (self.asked > 0 && slow) || self.fs.watch.is_silent() {
             return None;
         }
         if self.dir.is_none() {
-            self.dir = fs.source.open_dir(&self.node.path()).ok();
+            self.dir = self.fs.source.open_dir(&self.node.path()).ok();
         }
-        let checked_ms = fs.now_ms();
-        // An entry that is gone or refused is listed without attributes; who asks for it learns why.
-        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok()?;
-        let node = fs.enter(self.node, name, &attr, checked_ms);
-        Some((node, attr, fs.ttl_left(checked_ms)))
+        let started = Instant::now();
+        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok();
+        self.took += started.elapsed();
+        self.asked += 1;
+        attr
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::node::{INSIDE, Node, ROOT};
 use super::{Entry, FOREVER, Fs};
-use crate::types::{Attr, Error, FileKind, Identity, NodeId, Result, Timestamp};
+use crate::types::{Attr, Error, FileKind, Identity, NodeId, Result};
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,14 +69,8 @@ fn inside_attr(id: NodeId) -> Attr {
         kind: if directory { FileKind::Directory } else { FileKind::Regular },
         perm: if directory { 0o555 } else { 0o444 },
         nlink: if directory { 2 } else { 1 },
-        uid: 0,
-        gid: 0,
-        rdev: 0,
         size: if directory { 0 } else { STATS_BYTES },
-        blocks: 0,
-        atime: Timestamp::default(),
-        mtime: Timestamp::default(),
-        ctime: Timestamp::default(),
-        identity: Identity { dev: 0, ino: id, birth: Timestamp::default() },
+        identity: Identity { ino: id, ..Attr::UNKNOWN.identity },
+        ..Attr::UNKNOWN
     }
 }

@@ -4,7 +4,7 @@
 //! good, so that nothing is ever older than the TTL, however many caches it passed.
 
 use super::node::Node;
-use super::{ENOENT, ESTALE, Entry, Fs, Reply, STALE_TTL};
+use super::{ENOENT, ESTALE, Entry, Fs, NEVER, Reply, STALE_TTL};
 use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -87,7 +87,7 @@ impl Fs {
             let state = node.lock();
             let here =
                 state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name.as_bytes());
-            if !here || state.retired || (fresh && !self.is_fresh(state.checked_ms)) {
+            if !here || state.retired || state.guessed || (fresh && !self.is_fresh(state.checked_ms)) {
                 return None;
             }
             (state.attr, state.checked_ms)
@@ -120,9 +120,9 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
-        let (attr, checked_ms, retired) = {
+        let (attr, checked_ms, retired, guessed) = {
             let state = node.lock();
-            (state.attr, state.checked_ms, state.retired)
+            (state.attr, state.checked_ms, state.retired, state.guessed)
         };
         // A retired node is known through its handles only, which keep their version.
         if retired {
@@ -132,8 +132,9 @@ impl Fs {
         if !left.is_zero() {
             return reply(Ok((attr, left)));
         }
-        let known = Box::new(move || (attr, STALE_TTL));
-        self.slow(reply, Some(known), move |fs| fs.refresh(&node), |_, _| {});
+        let known: Option<Box<dyn FnOnce() -> _ + Send>> =
+            if guessed { None } else { Some(Box::new(move || (attr, STALE_TTL))) };
+        self.slow(reply, known, move |fs| fs.refresh(&node), |_, _| {});
     }
 
     /// Asks the source for the attributes of a node again.
@@ -146,8 +147,9 @@ impl Fs {
         };
         let mut state = node.lock();
         match found {
-            Some(attr) if attr.identity == state.attr.identity && attr.kind == node.kind => {
-                let changed = self.source.version(&attr) != self.source.version(&state.attr);
+            Some(attr) if state.is_same_object(&attr) && attr.kind == node.kind => {
+                let changed = !std::mem::take(&mut state.guessed)
+                    && self.source.version(&attr) != self.source.version(&state.attr);
                 if changed && state.open.is_some() {
                     // Its handles keep their version; the name leads to a new node at the next look-up.
                     return Ok((state.attr, STALE_TTL));
@@ -183,7 +185,7 @@ impl Fs {
             }
             let mut state = node.lock();
             state.listing = None;
-            state.checked_ms = 0;
+            state.checked_ms = NEVER;
             if let Some((parent, name)) = &state.place {
                 entries.push((parent.id, name.clone()));
             }

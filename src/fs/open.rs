@@ -113,7 +113,7 @@ impl Fs {
     fn plan(&self, node: &Arc<Node>) -> (Plan, Option<FileUse>) {
         let (attr, is_open, retired) = {
             let state = node.lock();
-            (state.attr, state.open.is_some(), state.retired)
+            (state.attr, state.open.is_some(), state.retired || state.guessed)
         };
         let file = match is_open || retired {
             true => None,
@@ -150,11 +150,14 @@ impl Fs {
         open.handles += 1;
         let (mode, serving) = (open.mode.clone(), open.serving.clone());
         drop(state);
-        if let Some(file) = serving.file()
-            && file.is_complete()
-        {
-            self.stats.hits.inc();
-            self.cache.note_open(file);
+        match serving.file() {
+            Some(file) if file.is_complete() => {
+                self.stats.hits.inc();
+                self.cache.note_open(file);
+            }
+            // Its reads are counted one by one.
+            Some(file) => self.cache.note_open(file),
+            None => self.stats.misses.inc(),
         }
         Some(self.opened(mode, true))
     }
@@ -252,8 +255,8 @@ impl Fs {
         tries: u32,
         reply: Reply<Opened>,
     ) {
-        // To verify is not to fetch: bytes of the source are needed only if nothing good is here.
-        let doubtful = file.is_some_and(|f| f.is_complete());
+        // To verify is not to fetch: bytes of the source were needed only if another file took the doubtful one's place.
+        let doubtful = file.map(|file| Arc::clone(&file));
         let attr = node.lock().attr;
         let want = self.want(&node, &attr);
         let fs = self.clone();
@@ -261,8 +264,9 @@ impl Fs {
             want,
             Box::new(move |filled| match filled {
                 Ok(served) => {
-                    let still_here = doubtful && matches!(&served, Served::File(f) if f.hits() > 0);
-                    let counter = if still_here { &fs.stats.hits } else { &fs.stats.misses };
+                    let was_here =
+                        matches!((&served, &doubtful), (Served::File(f), Some(d)) if Arc::ptr_eq(f, d));
+                    let counter = if was_here { &fs.stats.hits } else { &fs.stats.misses };
                     counter.inc();
                     reply(fs.open_served(&node, served));
                 }
@@ -320,9 +324,11 @@ impl Fs {
         match self.register(file, &fd) {
             Ok(kernel) => Mode::Passthrough(kernel),
             Err(e) => {
-                self.lose_passthrough(&format!(
-                    "the kernel refuses passthrough to the cache directory ({e})"
-                ));
+                if is_about_the_mount(&e) {
+                    self.lose_passthrough(&format!(
+                        "the kernel refuses passthrough to the cache directory ({e})"
+                    ));
+                }
                 Mode::Cached
             }
         }
@@ -417,6 +423,14 @@ impl Fs {
     pub fn evict(&self, path: &Path, attr: &Attr) -> bool {
         self.cache.evict(self.source.file_id(path, attr))
     }
+}
+
+/// No right to (EPERM), the cache directory stacked too deep (ELOOP), no passthrough in this kernel: so it will be for
+/// every file. Anything else, want of descriptors say, may be over at the next open.
+fn is_about_the_mount(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::PERM | Errno::LOOP | Errno::OPNOTSUPP | Errno::NOTTY | Errno::INVAL))
 }
 
 fn changed() -> Error {

@@ -70,7 +70,7 @@ pub struct WatchGuard {
 const TICK: Duration = Duration::from_millis(100);
 
 impl Watch {
-    /// Nothing waits. The thread that looks after it exists only while something does.
+    /// Nothing waits. The thread that looks after it begins with the first that does, and sleeps while none does.
     pub fn new(hang_after: Duration, timeout: Duration) -> Arc<Self> {
         Arc::new(Self { hang_after, timeout, state: Mutex::default(), changed: Condvar::new() })
     }

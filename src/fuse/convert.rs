@@ -31,28 +31,7 @@ pub fn file_attr(node: NodeId, attr: &Attr) -> FileAttr {
 
 /// Of an entry that does not exist: node 0.
 pub fn no_attr() -> FileAttr {
-    listed_attr(FileKind::Regular)
-}
-
-/// Of an entry that is listed without its attributes: node 0 and its type.
-pub fn listed_attr(kind: FileKind) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(0),
-        size: 0,
-        blocks: 0,
-        atime: SystemTime::UNIX_EPOCH,
-        mtime: SystemTime::UNIX_EPOCH,
-        ctime: SystemTime::UNIX_EPOCH,
-        crtime: SystemTime::UNIX_EPOCH,
-        kind: file_type(kind),
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 0,
-        flags: 0,
-    }
+    file_attr(0, &Attr::UNKNOWN)
 }
 
 /// The type of a node.

@@ -14,7 +14,7 @@ pub mod session;
 use crate::fs::open::Opened;
 use crate::fs::{Entry, Fs};
 use crate::sys::passthrough::Registration;
-use crate::types::{Error, KernelRef};
+use crate::types::{Attr, Error, KernelRef};
 use convert::{errno, file_attr, file_type};
 use fuser::{
     AccessFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig,
@@ -192,11 +192,10 @@ impl Filesystem for Adapter {
         debug!(id = req.unique().0, ino = ino.0, offset, "READDIRPLUS");
         self.fs.on_pool(move |fs| {
             let listed = fs.read_dir_plus(fh.0, offset, &mut |entry| {
-                let (attr, ttl) = match &entry.attr {
-                    Some((attr, ttl)) => (file_attr(entry.id, attr), *ttl),
-                    // Node 0 is "no attributes": the kernel lists the name and makes no node.
-                    None => (convert::listed_attr(entry.kind), Duration::ZERO),
-                };
+                // `.` and `..` come without: the kernel makes no nodes of them.
+                let (attr, ttl) =
+                    entry.attr.unwrap_or((Attr { kind: entry.kind, ..Attr::UNKNOWN }, Duration::ZERO));
+                let attr = file_attr(entry.id, &attr);
                 reply.add(INodeNo(entry.id), entry.next, entry.name, &ttl, &attr, GENERATION)
             });
             match listed {

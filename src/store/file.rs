@@ -243,7 +243,8 @@ impl CacheFile {
             if let Some(fd) = s.fd.upgrade() {
                 return Ok(fd);
             }
-            s.missing > 0
+            // A chunk in doubt may have to be written again.
+            s.missing > 0 || s.untrusted > 0
         };
         // Not under the lock: the disk may be slow. Two may open at once; the later one is kept.
         let fd = Arc::new(dir.open_data(number, self.version.size, write)?);

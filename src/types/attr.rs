@@ -12,6 +12,11 @@ pub struct Timestamp {
     pub nanos: u32,
 }
 
+impl Timestamp {
+    /// The epoch.
+    pub const ZERO: Self = Self { secs: 0, nanos: 0 };
+}
+
 /// The type of a source object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
@@ -29,6 +34,24 @@ pub enum FileKind {
     CharDevice,
     /// Block device.
     BlockDevice,
+}
+
+impl Attr {
+    /// Nothing is known.
+    pub const UNKNOWN: Self = Self {
+        kind: FileKind::Regular,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: Timestamp::ZERO,
+        mtime: Timestamp::ZERO,
+        ctime: Timestamp::ZERO,
+        identity: Identity { dev: 0, ino: 0, birth: Timestamp::ZERO },
+    };
 }
 
 /// All that `stat` says of a source object.

@@ -1,4 +1,6 @@
 //! Tests of the library without a mount: no privileges, no kernel in the loop.
-#![allow(clippy::unwrap_used)] // a test that cannot go on has failed
+
+// A test that cannot go on should say where, and unwrap does.
+#![allow(clippy::unwrap_used)]
 
 mod tidy;
