@@ -67,12 +67,13 @@ impl Journal {
         self.shared.commit(files);
     }
 
-    /// Commits, and notes that this stop was clean.
+    /// Commits, and notes that this stop was clean. What nobody has looked at since an unclean stop stays in doubt.
     pub(super) fn stop(&self, files: &FileMap, order: &[FileId]) {
         self.shared.state.lock().stopped = true;
         self.shared.wake.notify_all();
+        let trusted = !files.all().iter().any(|file| file.is_doubtful());
         if self.shared.commit(files)
-            && let Err(e) = self.shared.index.lock().close(order)
+            && let Err(e) = self.shared.index.lock().close(order, trusted)
         {
             tracing::warn!("the index could not be closed, the next start will verify what it opens: {e}");
         }

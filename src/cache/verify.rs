@@ -72,7 +72,7 @@ pub fn offline(dir: &CacheDir, loaded: Loaded) -> Result<VerifyReport> {
         }
     }
     loaded.index.commit(dropped.iter().map(|(id, change)| (*id, change)))?;
-    loaded.index.close(&loaded.order)?;
+    loaded.index.close(&loaded.order, true)?;
     Ok(report)
 }
 

@@ -158,6 +158,11 @@ impl CacheFile {
         s.missing == 0 && s.untrusted == 0
     }
 
+    /// Whether there is a chunk that nobody has looked at since an unclean stop.
+    pub fn is_doubtful(&self) -> bool {
+        self.state.lock().untrusted > 0
+    }
+
     /// Bytes present.
     pub fn cached_bytes(&self) -> u64 {
         let s = self.state.lock();

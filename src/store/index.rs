@@ -150,15 +150,17 @@ impl Index {
         Ok(())
     }
 
-    /// Notes a clean stop and the eviction order to go on with.
-    pub fn close(&self, order: &[FileId]) -> Result<()> {
+    /// Notes a stop, the eviction order to go on with, and whether all that is cached can be trusted by the next start.
+    pub fn close(&self, order: &[FileId], trusted: bool) -> Result<()> {
         let bytes: Vec<u8> = order.iter().flat_map(|id| id.to_bytes()).collect();
         let write = || -> std::result::Result<(), redb::Error> {
             let tx = self.db.begin_write()?;
             {
                 let mut meta = tx.open_table(META)?;
                 meta.insert(ORDER, bytes.as_slice())?;
-                meta.insert(CLEAN, [1u8].as_slice())?;
+                if trusted {
+                    meta.insert(CLEAN, [1u8].as_slice())?;
+                }
             }
             tx.commit()?;
             Ok(())
@@ -210,7 +212,7 @@ mod tests {
         assert!(!first.clean && first.records.is_empty());
         put(&first.index, 1..4);
         first.index.commit([(id(2), &Change::Remove)].into_iter()).unwrap();
-        first.index.close(&[id(3), id(1)]).unwrap();
+        first.index.close(&[id(3), id(1)], true).unwrap();
         drop(first);
         let second = Index::open(&path).unwrap();
         assert!(second.clean);
@@ -236,7 +238,7 @@ mod tests {
         let path = dir.path().join("i");
         let loaded = Index::open(&path).unwrap();
         put(&loaded.index, 1..50);
-        loaded.index.close(&[]).unwrap();
+        loaded.index.close(&[], true).unwrap();
         drop(loaded);
         let image = std::fs::read(&path).unwrap();
         for at in (0..image.len()).step_by(image.len() / 150) {
