@@ -159,6 +159,10 @@ impl Cache {
         self.count_read(&serving, !matches!(*serving, Serving::Source(_)));
         match &*serving {
             Serving::Source(_) => self.read_source(&serving, range, then),
+            // Damage was found since it was opened.
+            Serving::Kept(file) if file.need(range.chunks()).is_some() => {
+                self.read_source(&serving, range, then)
+            }
             _ => self.read_file(&serving, range, then),
         }
     }

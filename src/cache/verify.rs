@@ -47,6 +47,8 @@ impl Cache {
         let present = |i: &u32| matches!(file.chunk(*i), Chunk::Present { .. });
         for index in (file.all().start..file.all().end).filter(present) {
             if !matches!(self.verify_chunk(file, index), Ok(true)) {
+                // Before it goes: handles that read it through us turn to the source.
+                file.distrust(index);
                 self.drop_file(file);
                 return false;
             }
