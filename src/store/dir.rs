@@ -22,12 +22,13 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::io::{Read, Write};
+use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// An opened and locked cache directory.
 pub struct CacheDir {
@@ -329,15 +330,36 @@ fn make_private(path: &Path) -> Result<()> {
         .map_err(|e| Error::io("chmod 700", PathText(path).to_string(), &e))
 }
 
+/// How long a daemon that was killed may take to let go of what it had open.
+const LET_GO: Duration = Duration::from_secs(2);
+
+/// The pid in the lock file; empty while it is being written.
+fn holder_of(mut lock: &std::fs::File) -> String {
+    let mut text = String::new();
+    let _ = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
+    text.trim().to_string()
+}
+
+/// A process that is coming to its end has no command line any more, but may still hold its locks.
+fn is_alive(pid: &str) -> bool {
+    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
+}
+
 fn take_lock(path: &Path) -> Result<std::fs::File> {
     let lock_path = path.join("LOCK");
     let io = |e: std::io::Error| Error::io("open lock", PathText(&lock_path).to_string(), &e);
     let mut file = open_nofollow(&lock_path).map_err(io)?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+    let try_lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    let mut locked = try_lock();
+    let deadline = Instant::now() + LET_GO;
+    while locked == Err(Errno::WOULDBLOCK) && !is_alive(&holder_of(&file)) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+        locked = try_lock();
+    }
+    match locked {
         Ok(()) => {}
         Err(Errno::WOULDBLOCK) => {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder);
+            let holder = holder_of(&file);
             return Err(Error::new(
                 ErrorKind::Busy,
                 "",
@@ -345,13 +367,13 @@ fn take_lock(path: &Path) -> Result<std::fs::File> {
                     "cache directory {} is in use by another warmfs (pid {}); unmount that one or choose another \
                      --cache-dir",
                     PathText(path),
-                    holder.trim()
+                    holder
                 ),
             ));
         }
         Err(e) => return Err(Error::os("lock", PathText(&lock_path).to_string(), e.raw_os_error())),
     }
-    file.set_len(0).map_err(io)?;
+    file.rewind().and_then(|()| file.set_len(0)).map_err(io)?;
     write!(file, "{}", std::process::id()).map_err(io)?;
     Ok(file)
 }
@@ -474,6 +496,24 @@ mod tests {
         drop(first);
         assert!(path.join("LOCK").exists());
         CacheDir::open(&path, Path::new("/s")).unwrap();
+    }
+
+    #[test]
+    fn bug_087_the_lock_of_a_daemon_that_is_just_dying_is_waited_for() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("cache");
+        drop(CacheDir::open(&path, Path::new("/s")).unwrap());
+        // Longer than any pid, and of no process.
+        std::fs::write(path.join("LOCK"), "123456789012").unwrap();
+        let dying = std::fs::File::open(path.join("LOCK")).unwrap();
+        rustix::fs::flock(&dying, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let end = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(dying);
+        });
+        CacheDir::open(&path, Path::new("/s")).unwrap();
+        end.join().unwrap();
+        assert_eq!(std::fs::read_to_string(path.join("LOCK")).unwrap(), std::process::id().to_string());
     }
 
     #[test]
