@@ -1,3 +1,7 @@
 //! Tests of the library without a mount: no privileges, no kernel in the loop.
 
+mod common;
+mod faults;
+mod single_flight;
+mod space;
 mod tidy;
