@@ -203,11 +203,9 @@ impl CacheFile {
         self.set(index, Chunk::Present { hash, trusted: true });
     }
 
-    /// The chunk's bytes are not what was written.
+    /// The chunk's bytes are not what was written. They still lie on the disk, so their space stays taken.
     pub fn set_missing(&self, index: ChunkIndex) {
         self.set(index, Chunk::Missing);
-        let bytes = disk_bytes(chunk_range(index, self.version.size).len());
-        self.reservation.lock().shrink(bytes);
     }
 
     fn set(&self, index: ChunkIndex, chunk: Chunk) {
@@ -222,9 +220,13 @@ impl CacheFile {
         s.untrusted = s.untrusted - count(old).1 + count(chunk).1;
     }
 
-    /// Adds the space for chunks that are about to be written.
+    /// Adds the space of chunks that were written. A chunk that was written before has its space already: a file never
+    /// takes more than all of its chunks.
     pub fn add_space(&self, reservation: Reservation) {
-        self.reservation.lock().absorb(reservation);
+        let mut taken = self.reservation.lock();
+        taken.absorb(reservation);
+        let more = taken.bytes().saturating_sub(disk_bytes(self.version.size));
+        taken.shrink(more);
     }
 
     /// What it takes on the disk, bytes.
@@ -243,7 +245,7 @@ impl CacheFile {
             if let Some(fd) = s.fd.upgrade() {
                 return Ok(fd);
             }
-            s.missing > 0
+            s.missing > 0 || s.untrusted > 0
         };
         // Not under the lock: the disk may be slow. Two may open at once; the later one is kept.
         let fd = Arc::new(dir.open_data(number, self.version.size, write)?);
@@ -354,7 +356,21 @@ mod tests {
         assert!(f.is_servable());
         f.set_missing(0);
         assert!(!f.is_complete());
-        assert_eq!(f.reserved_bytes(), 2 * CHUNK_BYTES);
+    }
+
+    #[test]
+    fn bug_051_a_chunk_that_is_written_again_is_counted_once() {
+        let budget = Budget::new(10 * CHUNK_BYTES, 9);
+        let time = Timestamp::default();
+        let version = FileVersion { size: 2 * CHUNK_BYTES, mtime: time, ctime: time, ino: 1 };
+        let place = Place::Ssd { number: 1 };
+        let all = budget.reserve(2 * CHUNK_BYTES, 1).unwrap();
+        let f = CacheFile::new(FileId { high: 0, low: 1 }, version, b"f", place, vec![HERE, HERE], all);
+        f.set_missing(0);
+        assert_eq!(budget.usage().bytes, 2 * CHUNK_BYTES, "the disk has not given it back");
+        f.add_space(budget.reserve(CHUNK_BYTES, 0).unwrap());
+        f.set_present(0, [1; 32]);
+        assert_eq!((f.reserved_bytes(), budget.usage().bytes), (2 * CHUNK_BYTES, 2 * CHUNK_BYTES));
     }
 
     #[test]

@@ -302,3 +302,20 @@ fn bug_052_a_disk_without_inode_figures_caches() {
     assert!(world.get("f") == bytes && world.get("f") == bytes);
     assert_eq!((world.cache().file_count(), world.stats().hits.get()), (1, 1));
 }
+
+/// Goal: a fetch that fails half-way leaves nothing uncounted on the disk. Method: the source is cut while four chunks
+/// are asked for, of which two are still there.
+#[test]
+fn bug_051_a_fetch_that_fails_half_way_gives_its_space_back() {
+    for engine in ENGINES {
+        let world = World::with(Options { engine, small_file_bytes_max: 0, ..Options::default() });
+        let bytes = world.put("f", 6 * MIB, 1);
+        let file = world.open("f").unwrap();
+        assert!(file.read_at(0, 1000).unwrap() == bytes[..1000]);
+        std::fs::File::options().write(true).open(world.src("f")).unwrap().set_len(3 * MIB).unwrap();
+        assert_eq!(file.read_at(MIB, 4 * MIB as usize).unwrap_err().errno(), Some(116));
+        assert!(file.read_at(0, 1000).unwrap() == bytes[..1000], "what is here is still good");
+        let cached = &world.cache().all_files()[0];
+        assert_eq!(cached.reserved_bytes(), du(&world.data_files()[0]));
+    }
+}
