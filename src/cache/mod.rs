@@ -152,10 +152,9 @@ impl Cache {
             if file.version() == *version {
                 return file.use_it();
             }
-            if self.files.remove_exactly(&file) {
+            if self.take_out(&file) {
                 self.stats.stale_drops.inc();
-                self.policy.lock().removed(id);
-                self.discard(&file);
+                self.supersede(&file);
             }
         }
         self.ram.get(id, version)?.use_it()
@@ -184,10 +183,31 @@ impl Cache {
     /// Drops a cached file because it is in doubt; who uses it keeps what it has open.
     pub fn drop_file(&self, file: &Arc<CacheFile>) {
         self.ram.remove(file.id());
-        if self.files.remove_exactly(file) {
-            self.policy.lock().removed(file.id());
+        if self.take_out(file) {
             self.discard(file);
         }
+    }
+
+    /// Takes this file, and no other that has its place by now, out of the map and the policy; the two change together,
+    /// or a file could be left in the one that the other does not know.
+    fn take_out(&self, file: &Arc<CacheFile>) -> bool {
+        let mut policy = self.policy.lock();
+        let was_there = self.files.remove_exactly(file);
+        if was_there {
+            policy.removed(file.id());
+        }
+        was_there
+    }
+
+    /// Discards a file because the source has a newer version. Handles that are open keep the old one whole, so it is
+    /// opened for them while it still has a name.
+    fn supersede(&self, file: &Arc<CacheFile>) {
+        if file.is_in_use()
+            && let Err(e) = file.keep_open(&self.dir)
+        {
+            self.ssd_failed(&e);
+        }
+        self.discard(file);
     }
 
     /// Drops the cached copy of `id`, at an operator's wish. `false` if there is none or somebody uses it.
@@ -215,10 +235,13 @@ impl Cache {
 
     /// Puts a file into the map; another version of it that was there is dropped.
     fn publish(&self, file: &Arc<CacheFile>) {
-        let old = self.files.insert(file.clone());
-        self.policy.lock().inserted(file.id());
+        let old = {
+            let mut policy = self.policy.lock();
+            policy.inserted(file.id());
+            self.files.insert(file.clone())
+        };
         if let Some(old) = old {
-            self.discard(&old);
+            self.supersede(&old);
         }
         self.journal.changed(file.id());
     }

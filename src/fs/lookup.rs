@@ -4,7 +4,7 @@
 //! good, so that nothing is ever older than the TTL, however many caches it passed.
 
 use super::node::Node;
-use super::{ENOENT, ESTALE, Entry, Fs, Reply, STALE_TTL};
+use super::{ENOENT, ESTALE, EXPIRED, Entry, Fs, Reply, STALE_TTL};
 use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -183,7 +183,7 @@ impl Fs {
             }
             let mut state = node.lock();
             state.listing = None;
-            state.checked_ms = 0;
+            state.checked_ms = EXPIRED;
             if let Some((parent, name)) = &state.place {
                 entries.push((parent.id, name.clone()));
             }

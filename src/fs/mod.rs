@@ -187,6 +187,9 @@ impl Fs {
 
     /// How much longer something is good that was seen at `checked_ms`.
     fn ttl_left(&self, checked_ms: u64) -> Duration {
+        if checked_ms == EXPIRED {
+            return Duration::ZERO;
+        }
         let Some(ttl) = self.settings.ttl else { return FOREVER };
         ttl.saturating_sub(Duration::from_millis(self.now_ms().saturating_sub(checked_ms)))
     }
@@ -256,6 +259,9 @@ impl Fs {
         }
     }
 }
+
+/// The time of a look that does not count any more, whatever the TTL.
+const EXPIRED: u64 = u64::MAX;
 
 const ESTALE: i32 = 116;
 const ENOENT: i32 = 2;

@@ -303,6 +303,10 @@ impl Drop for Seen {
 pub fn wait<T: Send + 'static>(call: impl FnOnce(Reply<T>)) -> Result<T> {
     let (tx, rx) = mpsc::channel();
     call(Box::new(move |answer| drop(tx.send(answer))));
+    answer(&rx)
+}
+
+fn answer<T>(rx: &mpsc::Receiver<Result<T>>) -> Result<T> {
     match rx.recv_timeout(Duration::from_secs(60)) {
         Ok(answer) => answer,
         // A reply that is dropped is EIO to the kernel.
@@ -369,7 +373,7 @@ impl File {
         let (tx, rx) = mpsc::channel();
         let done: cache::read::ReadDone = Box::new(move |bytes| drop(tx.send(bytes.map(<[u8]>::to_vec))));
         self.seen.fs.read(self.seen.node, offset, len as u32, done);
-        rx.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|e| panic!("a read hangs: {e}"))
+        answer(&rx)
     }
 
     /// To the end.

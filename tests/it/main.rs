@@ -2,6 +2,7 @@
 
 mod common;
 mod faults;
+mod restart;
 mod single_flight;
 mod space;
 mod tidy;

@@ -222,7 +222,7 @@ fn bug_051_the_count_is_what_lies_on_the_disk() {
         let reserved: u64 = world.cache().all_files().iter().map(|f| f.reserved_bytes()).sum();
         reserved == on_disk
     });
-    world.cache().all_files().iter().for_each(|f| drop(world.cache().evict(f.id())));
+    world.cache().all_files().iter().for_each(|f| _ = world.cache().evict(f.id()));
     assert_eq!(world.cache().file_count(), 0);
     assert_eq!(world.cache().usage().files, 0);
     assert_eq!(world.data_files().len(), 0);
