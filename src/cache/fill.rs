@@ -98,7 +98,7 @@ impl Cache {
     }
 
     fn fill_ssd(&self, want: &Want, source: &dyn SourceFile) -> std::result::Result<FileUse, Stop> {
-        if self.ssd.is_resting() {
+        if self.ssd.is_resting() || self.dir.is_closed() {
             return Err(Stop::NoRoom);
         }
         let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
@@ -198,7 +198,7 @@ impl Cache {
     }
 
     fn create_sparse(&self, want: &Want) -> Option<FileUse> {
-        if self.ssd.is_resting() {
+        if self.ssd.is_resting() || self.dir.is_closed() {
             return None;
         }
         let Some(room) = self.make_room(0, 1) else {

@@ -133,10 +133,11 @@ impl Cache {
         records.sort_by_key(|(id, record)| (rank.get(id).copied().unwrap_or(0), record.number));
         let mut policy = self.policy.lock();
         for (id, record) in &records {
-            let present = record.chunks.iter().enumerate().filter(|(_, c)| c.is_some());
-            let size = record.version.size;
-            let bytes =
-                present.map(|(i, _)| crate::types::chunk_range(i as u32, size).len()).map(disk_bytes).sum();
+            // A stop, clean or not, may leave chunks on the disk that the index does not know.
+            let bytes = match record.is_complete() {
+                true => disk_bytes(record.version.size),
+                false => self.dir.data_bytes(record.number),
+            };
             let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
             self.files.insert(file);
             policy.inserted(*id);
@@ -244,6 +245,9 @@ impl Cache {
             self.supersede(&old);
         }
         self.journal.changed(file.id());
+        if let crate::store::Place::Ssd { number } = file.place() {
+            self.dir.finish(*number);
+        }
     }
 
     /// Counts a fault of the SSD; says so once in a while.
@@ -302,6 +306,9 @@ impl Cache {
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
         self.background.stop();
+        if let Err(e) = self.dir.close() {
+            self.ssd_failed(&e);
+        }
         self.journal.stop(&self.files, &self.policy.lock().order());
     }
 

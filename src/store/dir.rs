@@ -18,6 +18,7 @@
 
 use super::format::FORMAT_VERSION;
 use crate::types::{Error, ErrorKind, PathText, Result};
+use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -38,6 +39,8 @@ pub struct CacheDir {
     source_dir: OwnedFd,
     data_dir: OwnedFd,
     next_number: AtomicU64,
+    /// Files that no record speaks of yet; `None` once the cache has stopped.
+    unfinished: Mutex<Option<HashSet<u64>>>,
 }
 
 /// Space and inodes of the cache's file system.
@@ -94,6 +97,7 @@ impl CacheDir {
             source_dir: open_dir(&source_path)?,
             data_dir: open_dir(&source_path.join("data"))?,
             next_number: AtomicU64::new(0),
+            unfinished: Mutex::new(Some(HashSet::new())),
         })
     }
 
@@ -118,12 +122,40 @@ impl CacheDir {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match self.open_at(number, flags) {
-                Ok(fd) => return Ok((number, fd)),
+                Ok(fd) => return self.begin(number).map(|()| (number, fd)),
                 Err(Errno::EXIST) => continue,
                 Err(Errno::NOENT) => self.create_shards(number)?,
                 Err(e) => return Err(self.error("create", number, e)),
             }
         }
+    }
+
+    fn begin(&self, number: u64) -> Result<()> {
+        if let Some(unfinished) = self.unfinished.lock().as_mut() {
+            unfinished.insert(number);
+            return Ok(());
+        }
+        self.remove(number)?;
+        Err(Error::new(ErrorKind::Busy, "create", "a file in a cache that has stopped"))
+    }
+
+    /// The index will speak of this file: it stays when the cache stops.
+    pub fn finish(&self, number: u64) {
+        if let Some(unfinished) = self.unfinished.lock().as_mut() {
+            unfinished.remove(&number);
+        }
+    }
+
+    /// The cache stops: files that are still being filled go, as no later start would know of them, and none is created
+    /// any more.
+    pub fn close(&self) -> Result<()> {
+        let unfinished = self.unfinished.lock().take().unwrap_or_default();
+        unfinished.into_iter().try_for_each(|number| self.remove(number))
+    }
+
+    /// Whether the cache has stopped.
+    pub fn is_closed(&self) -> bool {
+        self.unfinished.lock().is_none()
     }
 
     /// Opens a data file. `Corrupt` if it is not a regular file of `size` bytes: a partly filled file has its full
@@ -148,6 +180,7 @@ impl CacheDir {
 
     /// Removes a data file; one that is gone already is no error.
     pub fn remove(&self, number: u64) -> Result<()> {
+        self.finish(number);
         match rustix::fs::unlinkat(&self.data_dir, relative(number), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.error("remove", number, e)),
@@ -171,6 +204,12 @@ impl CacheDir {
             free_bytes: s.f_bavail * s.f_frsize,
             free_files: (s.f_files > 0).then_some(s.f_favail),
         })
+    }
+
+    /// What a data file takes on the disk, bytes; nothing if it is gone.
+    pub fn data_bytes(&self, number: u64) -> u64 {
+        rustix::fs::statat(&self.data_dir, relative(number), AtFlags::SYMLINK_NOFOLLOW)
+            .map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
     /// What the index takes on the disk, bytes.

@@ -363,3 +363,50 @@ fn bug_084_a_cancelled_warm_up_frees_everything() {
     });
     assert_eq!(world.data_files(), Vec::<std::path::PathBuf>::new());
 }
+
+/// Goal: an operator's evict makes the next use ask the source, in the first moments of a mount and with `ttl forever`.
+#[test]
+fn what_is_expired_is_asked_for_again() {
+    for ttl in [Some(Duration::from_secs(60)), None] {
+        let world = World::with(Options { ttl, ..Options::default() });
+        world.put("d/f", 100, 1);
+        let (seen, kept) = (world.lookup("d/f").unwrap(), world.lookup("d").unwrap());
+        assert_eq!(world.get("d/f"), pattern(1, 100));
+        world.list("d").unwrap();
+        world.put("d/f", 200, 2);
+        world.put("d/new", 1, 3);
+        assert_eq!(world.list("d").unwrap(), ["f"], "the TTL holds");
+        world.fs().expire(Path::new("d"));
+        assert_eq!(world.list("d").unwrap(), ["f", "new"]);
+        assert_eq!(wait(|reply| world.fs().getattr(seen.node, reply)).unwrap().0.size, 200);
+        assert_eq!(world.get("d/f"), pattern(2, 200));
+        drop(kept);
+    }
+}
+
+/// Goal: a handle keeps the version that it opened, whole, whatever becomes of the name and of the cached copy.
+#[test]
+fn a_handle_keeps_its_version_whole() {
+    for passthrough in [true, false] {
+        for identity in [None, Some(IdentityRule::Path)] {
+            for in_place in [true, false] {
+                let world = World::with(Options { passthrough, identity, ..Options::default() });
+                let old = world.put("f", 300_000, 1);
+                let handle = world.open("f").unwrap();
+                let new = pattern(2, 200_000);
+                if in_place {
+                    std::fs::write(world.src("f"), &new).unwrap();
+                } else {
+                    std::fs::write(world.src("g"), &new).unwrap();
+                    std::fs::rename(world.src("g"), world.src("f")).unwrap();
+                }
+                assert!(world.get("f") == new);
+                assert!(handle.read_all().unwrap() == old, "{passthrough} {identity:?} {in_place}");
+                assert!(world.get("f") == new);
+                assert!(handle.read_all().unwrap() == old);
+                drop(handle);
+                assert_eq!(world.data_files().len(), 1 + usize::from(!in_place && identity.is_none()));
+            }
+        }
+    }
+}
