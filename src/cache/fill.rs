@@ -54,7 +54,8 @@ impl Cache {
     pub fn fill(&self, want: Want, then: Waiter<std::result::Result<Served, FillError>>) {
         let mut then = Some(then);
         let waiter = || then.take().expect("asked for once at most");
-        let Some(lead) = self.fills.join(want.id, waiter) else { return };
+        // By version: who wants a newer one is not served what an older flight brings.
+        let Some(lead) = self.fills.join((want.id, want.version), waiter) else { return };
         let result = self.fill_now(&want);
         lead.finish(result.clone());
         if let Some(then) = then {

@@ -76,7 +76,7 @@ pub struct Cache {
     ram: RamWindow,
     policy: Mutex<Box<dyn Eviction>>,
     files: FileMap,
-    fills: FlightTable<FileId, std::result::Result<Served, FillError>>,
+    fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
     chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
     journal: Journal,
     background: Pool,
@@ -175,8 +175,8 @@ impl Cache {
     /// The data file of a cached file, open. A fault of the SSD drops the file and says so.
     pub fn open_data(&self, file: &Arc<CacheFile>) -> Result<Arc<std::os::fd::OwnedFd>> {
         file.open(&self.dir).inspect_err(|e| {
-            tracing::warn!("cached copy dropped: {e}");
             self.stats.cache_errors.inc();
+            self.ssd.say(&format_args!("cached copy dropped: {e}"));
             self.drop_file(file);
         })
     }
@@ -253,9 +253,8 @@ impl Cache {
     /// Counts a fault of the SSD; says so once in a while.
     fn ssd_failed(&self, error: &Error) {
         self.stats.cache_errors.inc();
-        if self.ssd.failed() {
-            tracing::warn!("the cache is at fault, reading from the source instead: {error}");
-        }
+        self.ssd.failed();
+        self.ssd.say(&format_args!("the cache is at fault, reading from the source instead: {error}"));
     }
 
     /// Every cached file, in no order.
@@ -393,6 +392,7 @@ struct HealthState {
     faults_in_row: u32,
     resting_until: Option<Instant>,
     last_warning: Option<Instant>,
+    unsaid: u64,
 }
 
 /// Faults in a row after which the SSD rests.
@@ -403,20 +403,34 @@ const REST: Duration = Duration::from_secs(5);
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 impl SsdHealth {
-    /// Notes a fault. `true` if it should be said aloud.
-    fn failed(&self) -> bool {
+    /// Notes a fault.
+    fn failed(&self) {
         let mut s = self.state.lock();
-        let now = Instant::now();
         s.faults_in_row += 1;
         if s.faults_in_row >= FAULTS_MAX {
-            s.resting_until = Some(now + REST);
+            s.resting_until = Some(Instant::now() + REST);
             s.faults_in_row = 0;
         }
-        let loud = s.last_warning.is_none_or(|t| now - t >= WARNING_INTERVAL);
-        if loud {
-            s.last_warning = Some(now);
+    }
+
+    /// Says what is wrong with the SSD, now and then: a dead one has a fault for every file.
+    fn say(&self, text: &std::fmt::Arguments<'_>) {
+        let unsaid = {
+            let mut s = self.state.lock();
+            let now = Instant::now();
+            if s.last_warning.is_some_and(|t| now - t < WARNING_INTERVAL) {
+                s.unsaid += 1;
+                None
+            } else {
+                s.last_warning = Some(now);
+                Some(std::mem::take(&mut s.unsaid))
+            }
+        };
+        match unsaid {
+            None => tracing::debug!("{text}"),
+            Some(0) => tracing::warn!("{text}"),
+            Some(n) => tracing::warn!("{text} (and {n} like it since the last time)"),
         }
-        loud
     }
 
     fn worked(&self) {

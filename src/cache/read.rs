@@ -13,7 +13,9 @@ use crate::backing::SourceFile;
 use crate::policy::StreamTracker;
 use crate::store::file::Need;
 use crate::store::{CacheFile, Chunk, FileUse, Reservation, disk_bytes};
-use crate::types::{Attr, ByteRange, ChunkIndex, ChunkRange, Error, Result, chunk_range, escape_bytes};
+use crate::types::{
+    Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, chunk_range, escape_bytes,
+};
 use parking_lot::Mutex;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::cell::RefCell;
@@ -49,6 +51,13 @@ pub struct Partial {
     tracker: Mutex<StreamTracker>,
 }
 
+impl Partial {
+    /// Which content.
+    pub fn version(&self) -> FileVersion {
+        self.file.version()
+    }
+}
+
 impl Serving {
     /// A copy in the making; its source is opened when it is first needed, unless it is already.
     pub fn partial(file: FileUse, source: Option<Opened>) -> Self {
@@ -62,6 +71,12 @@ impl Serving {
             Self::Partial(partial) => Some(&partial.file),
             Self::Source(_) => None,
         }
+    }
+
+    /// Whether these bytes can be read without the source.
+    pub fn has(&self, offset: u64, len: u32) -> bool {
+        let chunks = ByteRange::clamped(offset, u64::from(len), self.size()).chunks();
+        self.file().is_some_and(|file| file.need(chunks).is_none())
     }
 
     fn size(&self) -> u64 {
@@ -428,7 +443,8 @@ impl Cache {
         file.set_missing(index);
         self.journal.changed(file.id());
         self.stats.checksum_failures.inc();
-        tracing::warn!("cached copy of {} is damaged in chunk {index}, dropped", escape_bytes(file.path()));
+        let path = escape_bytes(file.path());
+        self.ssd.say(&format_args!("cached copy of {path} is damaged in chunk {index}, dropped"));
         Ok(false)
     }
 

@@ -132,9 +132,9 @@ impl Fs {
         {
             return reply(Ok(self.opened_dir(&node, listing.clone(), true)));
         }
-        let known: Option<Box<dyn FnOnce() -> OpenedDir + Send>> = kept.map(|listing| {
+        let known: Option<super::watch::Known<OpenedDir>> = kept.map(|listing| {
             let (fs, node) = (self.clone(), node.clone());
-            Box::new(move || fs.opened_dir(&node, listing, true)) as Box<dyn FnOnce() -> OpenedDir + Send>
+            Box::new(move || Some(fs.opened_dir(&node, listing, true))) as super::watch::Known<OpenedDir>
         });
         self.slow(
             reply,
@@ -295,7 +295,7 @@ struct Asker<'a> {
 impl Asker<'_> {
     fn entry(&mut self, name: &OsStr) -> Option<(Arc<Node>, Attr, Duration)> {
         let fs = self.fs;
-        if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name, true) {
+        if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name) {
             return Some((fs.nodes.get(node)?, attr, ttl));
         }
         if self.since.elapsed() > STAT_BUDGET || fs.watch.is_silent() {

@@ -56,6 +56,13 @@ pub struct NodeState {
     pub listing: Option<Arc<Listing>>,
 }
 
+impl NodeState {
+    /// Whether it was last seen as `name` in `parent`.
+    pub fn is_at(&self, parent: &Arc<Node>, name: &[u8]) -> bool {
+        self.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name)
+    }
+}
+
 /// What the open handles of a node share.
 pub struct OpenState {
     /// How many there are.
@@ -242,8 +249,7 @@ impl NodeTable {
             }
             state.pages_stale = true;
         }
-        let same_place = state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name);
-        if !same_place {
+        if !state.is_at(parent, name) {
             state.place = Some((parent.clone(), name.into()));
         }
         state.attr = *attr;

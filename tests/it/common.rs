@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
-use warmfs::backing::faulty::{FaultySource, Faults, Handle};
+use warmfs::backing::faulty::{Faults, FaultySource, Handle};
 use warmfs::backing::{IdentityRule, LocalSource, Source};
 use warmfs::cache::engine::{FillEngine, PreadEngine, UringEngine};
 use warmfs::cache::{self, Cache};
@@ -364,7 +364,8 @@ impl File {
         let Some(kernel) = &self.kernel else { return self.ask(offset, len) };
         let fd = kernel.downcast_ref::<OwnedFd>().unwrap();
         let mut bytes = vec![0; len];
-        let n = rustix::io::pread(fd, &mut bytes, offset).map_err(|e| Error::os("read", "", e.raw_os_error()))?;
+        let n =
+            rustix::io::pread(fd, &mut bytes, offset).map_err(|e| Error::os("read", "", e.raw_os_error()))?;
         bytes.truncate(n);
         Ok(bytes)
     }

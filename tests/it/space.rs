@@ -105,8 +105,7 @@ fn bug_044_the_stricter_limit_binds() {
     let Some(disk) = Tmpfs::new(&world.dir().join("disk"), "size=24m") else { return };
     world.options.cache_dir = Some(disk.path().join("cache"));
     let free_floor_bytes = 14 * MIB;
-    for (bytes_max, free_floor_bytes, most) in
-        [(64 * MIB, free_floor_bytes, 10 * MIB), (6 * MIB, 0, 6 * MIB)]
+    for (bytes_max, free_floor_bytes, most) in [(64 * MIB, free_floor_bytes, 10 * MIB), (6 * MIB, 0, 6 * MIB)]
     {
         world.options.bytes_max = bytes_max;
         world.options.free_floor_bytes = free_floor_bytes;
@@ -204,11 +203,7 @@ fn bug_047_bug_063_the_hot_file_and_the_held_one_stay() {
 /// Goal: whatever was opened, evicted, replaced and dropped, the count is what lies on the disk.
 #[test]
 fn bug_051_the_count_is_what_lies_on_the_disk() {
-    let world = World::with(Options {
-        bytes_max: 16 * MIB,
-        small_file_bytes_max: MIB,
-        ..Options::default()
-    });
+    let world = World::with(Options { bytes_max: 16 * MIB, small_file_bytes_max: MIB, ..Options::default() });
     (0..24).for_each(|n| drop(world.put(&format!("f{n}"), 10_000 + n * 120_000, n)));
     std::thread::scope(|scope| {
         for t in 0..8 {
