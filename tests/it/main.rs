@@ -2,6 +2,7 @@
 
 mod common;
 mod faults;
+mod fs_model;
 mod restart;
 mod single_flight;
 mod space;

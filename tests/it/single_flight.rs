@@ -147,3 +147,69 @@ fn with_policy_none_a_full_cache_still_serves() {
     assert!(world.get("f0") == files[0].1);
     assert_eq!(world.faults().bytes_read(), before, "what came first stays");
 }
+
+/// Goal: while files are replaced, cut and removed all the time, each open that succeeds gives one whole version, and
+/// never an older one after a newer one. Method: the first bytes of a version say which it is.
+#[test]
+fn bug_033_every_open_gives_one_whole_version_and_none_twice_back() {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    for (passthrough, identity, small_file_bytes_max) in [
+        (true, None, 4 * MIB),
+        (false, None, 4 * MIB),
+        (false, None, 0),
+        (true, Some(warmfs::backing::IdentityRule::Path), 4 * MIB),
+        (false, Some(warmfs::backing::IdentityRule::Path), 0),
+    ] {
+        let world = World::with(Options {
+            passthrough,
+            identity,
+            small_file_bytes_max,
+            bytes_max: 12 * MIB,
+            ram_window_bytes: 2 * MIB,
+            ..Options::default()
+        });
+        let newest = AtomicU64::new(0);
+        let replace = |n: u64| {
+            let size = 8 + (n * 7_919_777) % (3 * MIB);
+            let mut bytes = pattern(n, size as usize);
+            bytes[..8].copy_from_slice(&n.to_le_bytes());
+            std::fs::write(world.src("next"), &bytes).unwrap();
+            std::fs::rename(world.src("next"), world.src("f")).unwrap();
+            newest.store(n, Ordering::SeqCst);
+        };
+        replace(1);
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let readers: Vec<_> = (0..8)
+                .map(|_| {
+                    scope.spawn(|| {
+                        while !stop.load(Ordering::Relaxed) {
+                            let before = newest.load(Ordering::SeqCst);
+                            match world.read("f") {
+                                Ok(got) => assert!(whole_version(&got) >= before, "an older version"),
+                                Err(e) => assert_eq!(e.errno(), Some(116), "{e}"),
+                            }
+                        }
+                    })
+                })
+                .collect();
+            for n in 2..50 {
+                std::thread::sleep(Duration::from_millis(n % 9));
+                replace(n);
+                if n % 7 == 0 {
+                    world.evict("f");
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            readers.into_iter().for_each(|r| r.join().unwrap());
+        });
+    }
+}
+
+/// The version that these bytes are, all of them.
+fn whole_version(bytes: &[u8]) -> u64 {
+    let n = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    assert_eq!(bytes.len() as u64, 8 + (n * 7_919_777) % (3 * MIB), "version {n} whole");
+    assert!(bytes[8..] == pattern(n, bytes.len())[8..], "version {n} and no other");
+    n
+}
