@@ -111,8 +111,8 @@ pub struct Listed<'a> {
 /// `.` and `..` come first.
 const DOTS: u64 = 2;
 
-/// Time that one READDIRPLUS may spend on asking for attributes. What is left then is sent without, and is looked up
-/// by those who want it: listing a slow source must not become slower by wanting to help.
+/// Time that one READDIRPLUS may spend on asking for attributes, but for its first entry. The kernel goes on with plain
+/// READDIR unless somebody wants the attributes: listing a slow source must not become slower by wanting to help.
 const STAT_BUDGET: Duration = Duration::from_millis(5);
 
 impl Fs {
@@ -232,12 +232,18 @@ impl Fs {
             return Ok(());
         }
         let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
+        let mut sent = false;
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
-            let known = asker.entry(name);
+            let known = match asker.entry(name, sent) {
+                Asked::Known(known) => Some(known),
+                Asked::Unknown => None,
+                Asked::Gone => continue,
+                Asked::Later => break,
+            };
             let (id, attr) = match &known {
                 Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
-                None => (self.nodes.listed_id(row.ino), None),
+                None => (self.nodes.unknown_id(row.ino), None),
             };
             let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
             if full {
@@ -247,6 +253,7 @@ impl Fs {
                 }
                 break;
             }
+            sent = true;
         }
         Ok(())
     }
@@ -292,23 +299,48 @@ struct Asker<'a> {
     since: Instant,
 }
 
+/// What became of asking for an entry's attributes.
+enum Asked {
+    /// Here they are, with a reference on the node.
+    Known((Arc<Node>, Attr, Duration)),
+    /// The source does not tell; who asks for the entry learns why.
+    Unknown,
+    /// It is not there any more.
+    Gone,
+    /// There is no time for it: what was found so far is sent, and the kernel comes again.
+    Later,
+}
+
 impl Asker<'_> {
-    fn entry(&mut self, name: &OsStr) -> Option<(Arc<Node>, Attr, Duration)> {
+    fn entry(&mut self, name: &OsStr, sent: bool) -> Asked {
         let fs = self.fs;
-        if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name) {
-            return Some((fs.nodes.get(node)?, attr, ttl));
+        if let Some(entry) = fs.known_entry(self.node, name) {
+            return self.known(entry);
         }
-        if self.since.elapsed() > STAT_BUDGET || fs.watch.is_silent() {
-            return None;
+        if fs.watch.is_silent() {
+            return fs.last_known_entry(self.node, name).map_or(Asked::Unknown, |entry| self.known(entry));
+        }
+        // A reply without an entry would be the end of the listing.
+        if sent && self.since.elapsed() > STAT_BUDGET {
+            return Asked::Later;
         }
         if self.dir.is_none() {
             self.dir = fs.source.open_dir(&self.node.path()).ok();
         }
+        let Some(dir) = &self.dir else { return Asked::Unknown };
         let checked_ms = fs.now_ms();
-        // An entry that is gone or refused is listed without attributes; who asks for it learns why.
-        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok()?;
-        let node = fs.enter(self.node, name, &attr, checked_ms);
-        Some((node, attr, fs.ttl_left(checked_ms)))
+        match dir.stat(name.as_bytes()) {
+            Ok(attr) => {
+                Asked::Known((fs.enter(self.node, name, &attr, checked_ms), attr, fs.ttl_left(checked_ms)))
+            }
+            Err(e) if e.errno() == Some(super::ENOENT) => Asked::Gone,
+            Err(_) => Asked::Unknown,
+        }
+    }
+
+    fn known(&self, entry: super::Entry) -> Asked {
+        let super::Entry::Found { node, attr, ttl } = entry else { return Asked::Gone };
+        self.fs.nodes.get(node).map_or(Asked::Unknown, |node| Asked::Known((node, attr, ttl)))
     }
 }
 

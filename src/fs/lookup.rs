@@ -88,7 +88,7 @@ impl Fs {
     }
 
     /// The entry as it was last seen, however long ago: for a source that is silent.
-    fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+    pub(super) fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
         let listing = parent.lock().listing.clone();
         let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()).copied());
         let is_it = |node: &Arc<Node>| {

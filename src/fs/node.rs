@@ -201,6 +201,12 @@ impl NodeTable {
         self.natural_id(&Identity { dev: self.root_device, ino, birth: Timestamp::default() })
     }
 
+    /// A number for an entry in a listing that is not made a node. Not 0: readers of directories take that for an entry
+    /// that was deleted, and pass it over. Not the object's own either, which may be known with attributes.
+    pub fn unknown_id(&self, ino: u64) -> NodeId {
+        (mix(!ino) | FOREIGN).min(INSIDE - 1)
+    }
+
     /// Notes that `name` in `parent` is the object with these attributes, counts a reference of the kernel on it and
     /// returns it. `version_changed` tells whether two attributes speak of different contents.
     pub fn enter(

@@ -2,4 +2,6 @@
 //! them each test says so once and passes.
 
 mod common;
+mod faulty_source;
 mod smoke;
+mod space;
