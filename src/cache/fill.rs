@@ -54,7 +54,8 @@ impl Cache {
     pub fn fill(&self, want: Want, then: Waiter<std::result::Result<Served, FillError>>) {
         let mut then = Some(then);
         let waiter = || then.take().expect("asked for once at most");
-        let Some(lead) = self.fills.join(want.id, waiter) else { return };
+        // By version: who wants a newer one is not served what an older flight brings.
+        let Some(lead) = self.fills.join((want.id, want.version), waiter) else { return };
         let result = self.fill_now(&want);
         lead.finish(result.clone());
         if let Some(then) = then {
@@ -98,7 +99,7 @@ impl Cache {
     }
 
     fn fill_ssd(&self, want: &Want, source: &dyn SourceFile) -> std::result::Result<FileUse, Stop> {
-        if self.ssd.is_resting() {
+        if self.ssd.is_resting() || self.dir.is_closed() {
             return Err(Stop::NoRoom);
         }
         let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
@@ -198,7 +199,7 @@ impl Cache {
     }
 
     fn create_sparse(&self, want: &Want) -> Option<FileUse> {
-        if self.ssd.is_resting() {
+        if self.ssd.is_resting() || self.dir.is_closed() {
             return None;
         }
         let Some(room) = self.make_room(0, 1) else {

@@ -76,7 +76,7 @@ pub struct Cache {
     ram: RamWindow,
     policy: Mutex<Box<dyn Eviction>>,
     files: FileMap,
-    fills: FlightTable<FileId, std::result::Result<Served, FillError>>,
+    fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
     chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
     journal: Journal,
     background: Pool,
@@ -136,10 +136,11 @@ impl Cache {
         records.sort_by_key(|(id, record)| (rank.get(id).copied().unwrap_or(0), record.number));
         let mut policy = self.policy.lock();
         for (id, record) in &records {
-            let present = record.chunks.iter().enumerate().filter(|(_, c)| c.is_some());
-            let size = record.version.size;
-            let bytes =
-                present.map(|(i, _)| crate::types::chunk_range(i as u32, size).len()).map(disk_bytes).sum();
+            // A stop, clean or not, may leave chunks on the disk that the index does not know.
+            let bytes = match record.is_complete() {
+                true => disk_bytes(record.version.size),
+                false => self.dir.data_bytes(record.number),
+            };
             let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
             self.files.insert(file);
             policy.inserted(*id);
@@ -155,9 +156,9 @@ impl Cache {
             if file.version() == *version {
                 return file.use_it();
             }
-            if self.unlist(&file) {
+            if self.take_out(&file) {
                 self.stats.stale_drops.inc();
-                self.discard(&file);
+                self.supersede(&file);
             }
         }
         self.ram.get(id, version)?.use_it()
@@ -177,8 +178,8 @@ impl Cache {
     /// The data file of a cached file, open. A fault of the SSD drops the file and says so.
     pub fn open_data(&self, file: &Arc<CacheFile>) -> Result<Arc<std::os::fd::OwnedFd>> {
         file.open(&self.dir).inspect_err(|e| {
-            tracing::warn!("cached copy dropped: {e}");
             self.stats.cache_errors.inc();
+            self.ssd.say(&format_args!("cached copy dropped: {e}"));
             self.drop_file(file);
         })
     }
@@ -186,20 +187,31 @@ impl Cache {
     /// Drops a cached file because it is in doubt; who uses it keeps what it has open.
     pub fn drop_file(&self, file: &Arc<CacheFile>) {
         self.ram.remove(file.id());
-        if self.unlist(file) {
+        if self.take_out(file) {
             self.discard(file);
         }
     }
 
-    /// Takes this file, and no other that has taken its place, out of the map and the policy: both at once, or a file
-    /// that comes in between would be known to the one and not to the other.
-    fn unlist(&self, file: &Arc<CacheFile>) -> bool {
+    /// Takes this file, and no other that has its place by now, out of the map and the policy; the two change together,
+    /// or a file could be left in the one that the other does not know.
+    fn take_out(&self, file: &Arc<CacheFile>) -> bool {
         let mut policy = self.policy.lock();
-        let removed = self.files.remove_exactly(file);
-        if removed {
+        let was_there = self.files.remove_exactly(file);
+        if was_there {
             policy.removed(file.id());
         }
-        removed
+        was_there
+    }
+
+    /// Discards a file because the source has a newer version. Handles that are open keep the old one whole, so it is
+    /// opened for them while it still has a name.
+    fn supersede(&self, file: &Arc<CacheFile>) {
+        if file.is_in_use()
+            && let Err(e) = file.keep_open(&self.dir)
+        {
+            self.ssd_failed(&e);
+        }
+        self.discard(file);
     }
 
     /// Drops the cached copy of `id`, at an operator's wish. `false` if there is none or somebody uses it.
@@ -233,17 +245,19 @@ impl Cache {
             self.files.insert(file.clone())
         };
         if let Some(old) = old {
-            self.discard(&old);
+            self.supersede(&old);
         }
         self.journal.changed(file.id());
+        if let crate::store::Place::Ssd { number } = file.place() {
+            self.dir.finish(*number);
+        }
     }
 
     /// Counts a fault of the SSD; says so once in a while.
     fn ssd_failed(&self, error: &Error) {
         self.stats.cache_errors.inc();
-        if self.ssd.failed() {
-            tracing::warn!("the cache is at fault, reading from the source instead: {error}");
-        }
+        self.ssd.failed();
+        self.ssd.say(&format_args!("the cache is at fault, reading from the source instead: {error}"));
     }
 
     /// Every cached file, in no order.
@@ -294,6 +308,9 @@ impl Cache {
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
         self.background.stop();
+        if let Err(e) = self.dir.close() {
+            self.ssd_failed(&e);
+        }
         self.journal.stop(&self.files, &self.policy.lock().order());
     }
 
@@ -378,6 +395,7 @@ struct HealthState {
     faults_in_row: u32,
     resting_until: Option<Instant>,
     last_warning: Option<Instant>,
+    unsaid: u64,
 }
 
 /// Faults in a row after which the SSD rests.
@@ -388,20 +406,34 @@ const REST: Duration = Duration::from_secs(5);
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 impl SsdHealth {
-    /// Notes a fault. `true` if it should be said aloud.
-    fn failed(&self) -> bool {
+    /// Notes a fault.
+    fn failed(&self) {
         let mut s = self.state.lock();
-        let now = Instant::now();
         s.faults_in_row += 1;
         if s.faults_in_row >= FAULTS_MAX {
-            s.resting_until = Some(now + REST);
+            s.resting_until = Some(Instant::now() + REST);
             s.faults_in_row = 0;
         }
-        let loud = s.last_warning.is_none_or(|t| now - t >= WARNING_INTERVAL);
-        if loud {
-            s.last_warning = Some(now);
+    }
+
+    /// Says what is wrong with the SSD, now and then: a dead one has a fault for every file.
+    fn say(&self, text: &std::fmt::Arguments<'_>) {
+        let unsaid = {
+            let mut s = self.state.lock();
+            let now = Instant::now();
+            if s.last_warning.is_some_and(|t| now - t < WARNING_INTERVAL) {
+                s.unsaid += 1;
+                None
+            } else {
+                s.last_warning = Some(now);
+                Some(std::mem::take(&mut s.unsaid))
+            }
+        };
+        match unsaid {
+            None => tracing::debug!("{text}"),
+            Some(0) => tracing::warn!("{text}"),
+            Some(n) => tracing::warn!("{text} (and {n} like it since the last time)"),
         }
-        loud
     }
 
     fn worked(&self) {

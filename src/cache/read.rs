@@ -12,8 +12,10 @@ use super::{Cache, abandoned};
 use crate::backing::SourceFile;
 use crate::policy::StreamTracker;
 use crate::store::file::Need;
-use crate::store::{CacheFile, Chunk, FileUse, disk_bytes};
-use crate::types::{Attr, ByteRange, ChunkIndex, ChunkRange, Error, Result, chunk_range, escape_bytes};
+use crate::store::{CacheFile, Chunk, FileUse, Reservation, disk_bytes};
+use crate::types::{
+    Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, chunk_range, escape_bytes,
+};
 use parking_lot::Mutex;
 use rustix::io::{Errno, ReadWriteFlags};
 use std::cell::RefCell;
@@ -49,6 +51,13 @@ pub struct Partial {
     tracker: Mutex<StreamTracker>,
 }
 
+impl Partial {
+    /// Which content.
+    pub fn version(&self) -> FileVersion {
+        self.file.version()
+    }
+}
+
 impl Serving {
     /// A copy in the making; its source is opened when it is first needed, unless it is already.
     pub fn partial(file: FileUse, source: Option<Opened>) -> Self {
@@ -62,6 +71,12 @@ impl Serving {
             Self::Partial(partial) => Some(&partial.file),
             Self::Source(_) => None,
         }
+    }
+
+    /// Whether these bytes can be read without the source.
+    pub fn has(&self, offset: u64, len: u32) -> bool {
+        let chunks = ByteRange::clamped(offset, u64::from(len), self.size()).chunks();
+        self.file().is_some_and(|file| file.need(chunks).is_none())
     }
 
     fn size(&self) -> u64 {
@@ -179,6 +194,10 @@ impl Cache {
     /// From the data file, which has everything; from the source if the SSD fails.
     fn read_file(&self, serving: &Serving, range: ByteRange, then: ReadDone) {
         let Some(file) = serving.file() else { return self.read_source(serving, range, then) };
+        // Found damaged since it was opened.
+        if file.need(range.chunks()).is_some() {
+            return self.read_source(serving, range, then);
+        }
         let Ok(fd) = self.open_data(file) else { return self.read_source(serving, range, then) };
         with_buffer(range.len() as usize, |buffer| match read_full(&fd, buffer, range.start) {
             Ok(()) => then(Ok(buffer)),
@@ -367,10 +386,8 @@ impl Cache {
     /// Copies chunks and marks them present. `false`: the SSD has no room or is at fault.
     fn copy_extent(&self, serving: &Serving, partial: &Partial, extent: ChunkRange) -> Result<bool> {
         let file = &partial.file;
-        // Landed between the look and the lead.
-        if file.need(extent).is_none() {
-            return Ok(true);
-        }
+        // Some may have landed between the look and the lead, and what is here is being read: it is not written again.
+        let Some(Need::Fetch(extent)) = file.need(extent) else { return Ok(true) };
         if self.ssd.is_resting() {
             return Ok(false);
         }
@@ -387,19 +404,11 @@ impl Cache {
             written.push((index, hash));
             true
         });
-        match copied {
-            Ok(()) => {}
-            Err(CopyError::Truncated) => return Err(stale("read")),
-            Err(CopyError::Source(e)) => {
-                self.stats.backing_errors.inc();
-                return Err(e);
-            }
-            Err(CopyError::Ssd(e)) => {
-                self.ssd_failed(&e);
-                return Ok(false);
-            }
+        let good = self.judge_extent(copied, &opened);
+        if !matches!(good, Ok(true)) {
+            take_back(file, &target, extent, room);
+            return good;
         }
-        self.check_unchanged(&opened)?;
         self.ssd.worked();
         file.add_space(room);
         let bytes = extent.bytes(file.size()).len();
@@ -413,8 +422,23 @@ impl Cache {
         Ok(true)
     }
 
-    /// Hashes a present chunk and compares; a right one is trusted from now on. What becomes of a wrong one is the
-    /// caller's to decide: the file may be in the kernel's hands.
+    /// Whether what was copied can be kept.
+    fn judge_extent(&self, copied: std::result::Result<(), CopyError>, opened: &Opened) -> Result<bool> {
+        match copied {
+            Ok(()) => self.check_unchanged(opened).map(|()| true),
+            Err(CopyError::Truncated) => Err(stale("read")),
+            Err(CopyError::Source(e)) => {
+                self.stats.backing_errors.inc();
+                Err(e)
+            }
+            Err(CopyError::Ssd(e)) => {
+                self.ssd_failed(&e);
+                Ok(false)
+            }
+        }
+    }
+
+    /// Hashes a present chunk and compares. A chunk that is not what was written becomes missing.
     pub(super) fn verify_chunk(&self, file: &Arc<CacheFile>, index: ChunkIndex) -> Result<bool> {
         let Chunk::Present { hash, .. } = file.chunk(index) else { return Ok(false) };
         let fd = self.open_data(file)?;
@@ -426,8 +450,11 @@ impl Cache {
             file.set_present(index, hash);
             return Ok(true);
         }
+        file.set_missing(index);
+        self.journal.changed(file.id());
         self.stats.checksum_failures.inc();
-        tracing::warn!("cached copy of {} is damaged in chunk {index}, dropped", escape_bytes(file.path()));
+        let path = escape_bytes(file.path());
+        self.ssd.say(&format_args!("cached copy of {path} is damaged in chunk {index}, dropped"));
         Ok(false)
     }
 
@@ -443,6 +470,17 @@ impl Cache {
         if wants_all && !partial.file.is_complete() {
             self.fill_in_background(serving);
         }
+    }
+}
+
+/// Gives back the space of chunks that came to nothing. Nobody reads them: they are missing, and this flight's.
+fn take_back(file: &CacheFile, target: &OwnedFd, extent: ChunkRange, room: Reservation) {
+    use rustix::fs::FallocateFlags;
+    let bytes = extent.bytes(file.size());
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if rustix::fs::fallocate(target, flags, bytes.start, bytes.len()).is_err() {
+        // What may have been written stays on the disk, so it stays counted.
+        file.add_space(room);
     }
 }
 

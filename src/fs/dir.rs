@@ -112,11 +112,9 @@ pub struct Listed<'a> {
 /// `.` and `..` come first.
 const DOTS: u64 = 2;
 
-/// Time that one READDIRPLUS may spend on asking a quick source for attributes.
-const STAT_BUDGET: Duration = Duration::from_millis(50);
-/// A source that takes longer than this for one answer is not quick. Its entries are sent without attributes, and are
-/// looked up by those who want them: a listing must not become slower by wanting to help.
-const QUICK_STAT: Duration = Duration::from_micros(200);
+/// Time that one READDIRPLUS may spend on asking for attributes, but for its first entry. The kernel goes on with plain
+/// READDIR unless somebody wants the attributes: listing a slow source must not become slower by wanting to help.
+const STAT_BUDGET: Duration = Duration::from_millis(5);
 
 impl Fs {
     /// OPENDIR.
@@ -135,9 +133,9 @@ impl Fs {
         {
             return reply(Ok(self.opened_dir(&node, listing.clone(), true)));
         }
-        let known: Option<Box<dyn FnOnce() -> OpenedDir + Send>> = kept.map(|listing| {
+        let known: Option<super::watch::Known<OpenedDir>> = kept.map(|listing| {
             let (fs, node) = (self.clone(), node.clone());
-            Box::new(move || fs.opened_dir(&node, listing, true)) as Box<dyn FnOnce() -> OpenedDir + Send>
+            Box::new(move || Some(fs.opened_dir(&node, listing, true))) as super::watch::Known<OpenedDir>
         });
         self.slow(
             reply,
@@ -234,17 +232,29 @@ impl Fs {
         if !handle.dots(offset, add) {
             return Ok(());
         }
-        let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
+        let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
+        let mut sent = false;
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
-            // An entry that is gone meanwhile, and whose number something else has, is not listed.
-            let Some((child, attr, ttl)) = asker.entry(name, row) else { continue };
-            let next = i as u64 + DOTS + 1;
-            if add(Listed { id: child.id, kind: row.kind, name, next, attr: Some((attr, ttl)) }) {
-                // It was not sent, so the kernel has no reference.
-                self.forget(child.id, 1);
+            let known = match asker.entry(name, sent) {
+                Asked::Known(known) => Some(known),
+                Asked::Unknown => None,
+                Asked::Gone => continue,
+                Asked::Later => break,
+            };
+            let (id, attr) = match &known {
+                Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
+                None => (self.nodes.unknown_id(row.ino), None),
+            };
+            let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
+            if full {
+                // The entry was not sent, so the kernel has no reference.
+                if let Some((node, ..)) = known {
+                    self.forget(node.id, 1);
+                }
                 break;
             }
+            sent = true;
         }
         Ok(())
     }
@@ -291,38 +301,48 @@ struct Asker<'a> {
     took: Duration,
 }
 
-impl Asker<'_> {
-    /// The node of an entry, with one more reference, and what is known of it.
-    fn entry(&mut self, name: &OsStr, row: &Row) -> Option<(Arc<Node>, Attr, Duration)> {
-        let fs = self.fs;
-        if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name, true) {
-            return Some((fs.nodes.get(node)?, attr, ttl));
-        }
-        let checked_ms = fs.now_ms();
-        if let Some(attr) = self.stat(name) {
-            let node = fs.enter(self.node, name, &attr, checked_ms);
-            return Some((node, attr, fs.ttl_left(checked_ms)));
-        }
-        let node = fs.nodes.enter_listed(self.node, name.as_bytes(), row.kind, row.ino)?;
-        let attr = node.lock().attr;
-        Some((node, attr, Duration::ZERO))
-    }
+/// What became of asking for an entry's attributes.
+enum Asked {
+    /// Here they are, with a reference on the node.
+    Known((Arc<Node>, Attr, Duration)),
+    /// The source does not tell; who asks for the entry learns why.
+    Unknown,
+    /// It is not there any more.
+    Gone,
+    /// There is no time for it: what was found so far is sent, and the kernel comes again.
+    Later,
+}
 
-    /// Asks the source while there is time. An entry that is gone or refused is listed all the same; who asks for it
-    /// learns why.
-    fn stat(&mut self, name: &OsStr) -> Option<Attr> {
-        let slow = self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked;
-        if (self.asked > 0 && slow) || self.fs.watch.is_silent() {
-            return None;
+impl Asker<'_> {
+    fn entry(&mut self, name: &OsStr, sent: bool) -> Asked {
+        let fs = self.fs;
+        if let Some(entry) = fs.known_entry(self.node, name) {
+            return self.known(entry);
+        }
+        if fs.watch.is_silent() {
+            return fs.last_known_entry(self.node, name).map_or(Asked::Unknown, |entry| self.known(entry));
+        }
+        // A reply without an entry would be the end of the listing.
+        if sent && self.since.elapsed() > STAT_BUDGET {
+            return Asked::Later;
         }
         if self.dir.is_none() {
             self.dir = self.fs.source.open_dir(&self.node.path()).ok();
         }
-        let started = Instant::now();
-        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok();
-        self.took += started.elapsed();
-        self.asked += 1;
-        attr
+        let Some(dir) = &self.dir else { return Asked::Unknown };
+        let checked_ms = fs.now_ms();
+        match dir.stat(name.as_bytes()) {
+            Ok(attr) => {
+                Asked::Known((fs.enter(self.node, name, &attr, checked_ms), attr, fs.ttl_left(checked_ms)))
+            }
+            Err(e) if e.errno() == Some(super::ENOENT) => Asked::Gone,
+            Err(_) => Asked::Unknown,
+        }
+    }
+
+    fn known(&self, entry: super::Entry) -> Asked {
+        let super::Entry::Found { node, attr, ttl } = entry else { return Asked::Gone };
+        self.fs.nodes.get(node).map_or(Asked::Unknown, |node| Asked::Known((node, attr, ttl)))
     }
 }
 

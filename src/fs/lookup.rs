@@ -4,7 +4,7 @@
 //! good, so that nothing is ever older than the TTL, however many caches it passed.
 
 use super::node::Node;
-use super::{ENOENT, ESTALE, Entry, Fs, NEVER, Reply, STALE_TTL};
+use super::{ENOENT, ESTALE, EXPIRED, Entry, Fs, Reply, STALE_TTL};
 use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -23,21 +23,16 @@ impl Fs {
             Ok(parent) => parent,
             Err(e) => return reply(Err(e)),
         };
-        if let Some(entry) = self.known_entry(&parent, name, true) {
+        if let Some(entry) = self.known_entry(&parent, name) {
             return reply(Ok(entry));
         }
         // If the source is silent, what was known is better than nothing.
-        let known: Option<Box<dyn FnOnce() -> Entry + Send>> =
-            self.known_entry_exists(&parent, name).then(|| {
-                let (fs, parent, name) = (self.clone(), parent.clone(), name.to_owned());
-                let known =
-                    move || fs.known_entry(&parent, &name, false).unwrap_or(Entry::Missing(Duration::ZERO));
-                Box::new(known) as Box<dyn FnOnce() -> Entry + Send>
-            });
+        let (fs, known_parent, known_name) = (self.clone(), parent.clone(), name.to_owned());
+        let known = move || fs.last_known_entry(&known_parent, &known_name);
         let name = name.to_owned();
         self.slow(
             reply,
-            known,
+            Some(Box::new(known)),
             move |fs| fs.lookup_source(&parent, &name),
             |fs, late| {
                 if let Entry::Found { node, .. } = late {
@@ -70,40 +65,47 @@ impl Fs {
         Entry::Found { node: node.id, attr: state.attr, ttl: self.ttl_left(state.checked_ms) }
     }
 
-    /// The entry from memory: a listing that is fresh tells what is not there, and a node that is fresh what is.
-    /// `fresh`: whether age matters.
-    pub(super) fn known_entry(&self, parent: &Arc<Node>, name: &OsStr, fresh: bool) -> Option<Entry> {
+    /// The entry from memory, if that is fresh: a listing tells what is not there, and a node what is.
+    pub(super) fn known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
         let listing = parent.lock().listing.clone()?;
-        let listing_fresh = self.is_fresh(listing.checked_ms());
-        if fresh && !listing_fresh {
+        if !self.is_fresh(listing.checked_ms()) {
             return None;
         }
         let Some(row) = listing.find(name.as_bytes()) else {
-            let ttl = if fresh { self.ttl_left(listing.checked_ms()) } else { STALE_TTL };
-            return Some(Entry::Missing(ttl));
+            return Some(Entry::Missing(self.ttl_left(listing.checked_ms())));
         };
         let node = self.nodes.get(self.nodes.listed_id(row.ino))?;
-        let attr = {
+        let (attr, checked_ms) = {
             let state = node.lock();
-            let here =
-                state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name.as_bytes());
-            if !here || state.retired || state.guessed || (fresh && !self.is_fresh(state.checked_ms)) {
+            if !state.is_at(parent, name.as_bytes()) || state.retired || !self.is_fresh(state.checked_ms) {
                 return None;
             }
             (state.attr, state.checked_ms)
         };
         // Entered anew, which counts the reference under the table's lock: the kernel may be forgetting it right now.
-        let node = self.enter(parent, name, &attr.0, attr.1);
-        let ttl = if fresh { self.ttl_left(attr.1) } else { STALE_TTL };
-        Some(Entry::Found { node: node.id, attr: attr.0, ttl })
+        let node = self.enter(parent, name, &attr, checked_ms);
+        Some(Entry::Found { node: node.id, attr, ttl: self.ttl_left(checked_ms) })
     }
 
-    fn known_entry_exists(&self, parent: &Arc<Node>, name: &OsStr) -> bool {
-        let Some(listing) = parent.lock().listing.clone() else { return false };
-        match listing.find(name.as_bytes()) {
-            None => true,
-            Some(row) => self.nodes.get(self.nodes.listed_id(row.ino)).is_some(),
-        }
+    /// The entry as it was last seen, however long ago: for a source that is silent.
+    pub(super) fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+        let listing = parent.lock().listing.clone();
+        let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()).copied());
+        let is_it = |node: &Arc<Node>| {
+            let state = node.lock();
+            state.is_at(parent, name.as_bytes()) && !state.retired
+        };
+        let listed = row.flatten().and_then(|row| self.nodes.get(self.nodes.listed_id(row.ino)));
+        // A name that was looked up and not listed is found by a search, which only a silent source is worth.
+        let Some(node) = listed.filter(is_it).or_else(|| self.nodes.all().into_iter().find(is_it)) else {
+            return matches!(row, Some(None)).then_some(Entry::Missing(STALE_TTL));
+        };
+        let (attr, checked_ms) = {
+            let state = node.lock();
+            (state.attr, state.checked_ms)
+        };
+        let node = self.enter(parent, name, &attr, checked_ms);
+        Some(Entry::Found { node: node.id, attr, ttl: STALE_TTL })
     }
 
     /// FORGET: the kernel drops references.
@@ -132,9 +134,8 @@ impl Fs {
         if !left.is_zero() {
             return reply(Ok((attr, left)));
         }
-        let known: Option<Box<dyn FnOnce() -> _ + Send>> =
-            if guessed { None } else { Some(Box::new(move || (attr, STALE_TTL))) };
-        self.slow(reply, known, move |fs| fs.refresh(&node), |_, _| {});
+        let known = Box::new(move || Some((attr, STALE_TTL)));
+        self.slow(reply, Some(known), move |fs| fs.refresh(&node), |_, _| {});
     }
 
     /// Asks the source for the attributes of a node again.
@@ -185,7 +186,7 @@ impl Fs {
             }
             let mut state = node.lock();
             state.listing = None;
-            state.checked_ms = NEVER;
+            state.checked_ms = EXPIRED;
             if let Some((parent, name)) = &state.place {
                 entries.push((parent.id, name.clone()));
             }

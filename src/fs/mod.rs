@@ -107,6 +107,8 @@ pub struct Fs {
     stats: Arc<Stats>,
     nodes: NodeTable,
     pool: Pool,
+    /// For what may wait for the SSD and never for the source: a source that hangs holds no thread of it.
+    local: Pool,
     watch: Arc<Watch>,
     started: Instant,
     door: OnceLock<Arc<dyn Door>>,
@@ -125,6 +127,7 @@ impl Fs {
         let fs = Arc::new(Self {
             nodes: NodeTable::new(root, source.root_device()),
             pool: Pool::new("warmfs-source", settings.source_threads),
+            local: Pool::new("warmfs-ssd", settings.source_threads),
             watch: Watch::new(settings.hang_after, settings.timeout),
             started: Instant::now(),
             door: OnceLock::new(),
@@ -178,6 +181,7 @@ impl Fs {
     /// Ends the threads that wait for the source. Requests that still wait are dropped.
     pub fn stop(&self) {
         self.pool.stop();
+        self.local.stop();
         self.watch.stop();
     }
 
@@ -187,7 +191,7 @@ impl Fs {
 
     /// How much longer something is good that was seen at `checked_ms`.
     fn ttl_left(&self, checked_ms: u64) -> Duration {
-        if checked_ms == NEVER {
+        if checked_ms == EXPIRED {
             return Duration::ZERO;
         }
         let Some(ttl) = self.settings.ttl else { return FOREVER };
@@ -208,17 +212,17 @@ impl Fs {
     fn slow<T: Send + 'static>(
         self: &Arc<Self>,
         reply: Reply<T>,
-        known: Option<Box<dyn FnOnce() -> T + Send>>,
+        mut known: Option<watch::Known<T>>,
         ask: impl FnOnce(&Arc<Fs>) -> Result<T> + Send + 'static,
         undo: impl FnOnce(&Arc<Fs>, T) + Send + 'static,
     ) {
-        let known = match known {
-            Some(known) if self.watch.is_silent() => {
-                self.stats.stale_answers.inc();
-                return reply(Ok(known()));
-            }
-            known => known,
-        };
+        if known.is_some()
+            && self.watch.is_silent()
+            && let Some(answer) = known.take().and_then(|known| known())
+        {
+            self.stats.stale_answers.inc();
+            return reply(Ok(answer));
+        }
         let pending = watch::Pending::new(reply);
         let guard = self.watch.metadata(&pending, known, &self.stats);
         let fs = self.clone();
@@ -260,8 +264,8 @@ impl Fs {
     }
 }
 
-/// The time of a look that has to be taken again, whatever the TTL.
-const NEVER: u64 = u64::MAX;
+/// The time of a look that does not count any more, whatever the TTL.
+const EXPIRED: u64 = u64::MAX;
 
 const ESTALE: i32 = 116;
 const ENOENT: i32 = 2;

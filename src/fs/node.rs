@@ -58,6 +58,13 @@ pub struct NodeState {
     pub listing: Option<Arc<Listing>>,
 }
 
+impl NodeState {
+    /// Whether it was last seen as `name` in `parent`.
+    pub fn is_at(&self, parent: &Arc<Node>, name: &[u8]) -> bool {
+        self.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name)
+    }
+}
+
 /// What the open handles of a node share.
 pub struct OpenState {
     /// How many there are.
@@ -207,6 +214,12 @@ impl NodeTable {
         self.natural_id(&Identity { dev: self.root_device, ino, birth: Timestamp::default() })
     }
 
+    /// A number for an entry in a listing that is not made a node. Not 0: readers of directories take that for an entry
+    /// that was deleted, and pass it over. Not the object's own either, which may be known with attributes.
+    pub fn unknown_id(&self, ino: u64) -> NodeId {
+        (mix(!ino) | FOREIGN).min(INSIDE - 1)
+    }
+
     /// Notes that `name` in `parent` is the object with these attributes, counts a reference of the kernel on it and
     /// returns it. `version_changed` tells whether two attributes speak of different contents.
     pub fn enter(
@@ -257,8 +270,7 @@ impl NodeTable {
             }
             state.pages_stale = true;
         }
-        let same_place = state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name);
-        if !same_place {
+        if !state.is_at(parent, name) {
             state.place = Some((parent.clone(), name.into()));
         }
         state.attr = *attr;

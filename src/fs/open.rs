@@ -10,7 +10,7 @@ use super::{ESTALE, Fs, Reply};
 use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
 use crate::store::FileUse;
-use crate::types::{Attr, Error, KernelRef, NodeId, Result};
+use crate::types::{Attr, Error, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -101,9 +101,9 @@ impl Fs {
             },
             Plan::Serve => {
                 let file = file.expect("a complete copy is a copy");
-                match self.serve_quickly(&node, file) {
+                match self.serve_quickly(&node, &file) {
                     Some(answer) => reply(answer),
-                    None => self.open_slow(node, reply),
+                    None => self.open_local(node, file, reply),
                 }
             }
             Plan::Fill | Plan::Chunks => self.open_slow(node, reply),
@@ -176,24 +176,37 @@ impl Fs {
     }
 
     /// A complete copy that needs no look at the disk: its registration is kept, or none is wanted.
-    fn serve_quickly(&self, node: &Arc<Node>, file: FileUse) -> Option<Result<Opened>> {
+    fn serve_quickly(&self, node: &Arc<Node>, file: &FileUse) -> Option<Result<Opened>> {
         let mode = match self.passthrough_off() {
             Some(_) => Mode::Cached,
             None => {
                 let kernel = file.kernel_ref()?;
-                self.keep_registered(&file);
+                self.keep_registered(file);
                 Mode::Passthrough(kernel)
             }
         };
         self.stats.hits.inc();
-        self.cache.note_open(&file);
-        Some(self.begin(node, mode, Arc::new(Serving::Kept(file))))
+        self.cache.note_open(file);
+        Some(self.begin(node, mode, Arc::new(Serving::Kept(file.clone()))))
+    }
+
+    /// A complete copy that must be looked at on the disk, but needs nothing of the source.
+    fn open_local(self: &Arc<Self>, node: Arc<Node>, file: FileUse, reply: Reply<Opened>) {
+        let fs = self.clone();
+        self.local.submit(Box::new(move || {
+            fs.stats.hits.inc();
+            reply(fs.open_served(&node, Served::File(file)));
+        }));
     }
 
     /// Counts a first handle, or one beside others that came between.
     fn begin(&self, node: &Node, mode: Mode, serving: Arc<Serving>) -> Result<Opened> {
         let mut state = node.lock();
         if state.retired {
+            return Err(changed());
+        }
+        // The file changed while it was fetched: its size and its bytes must be of one version.
+        if self.version_of(&serving) != self.source.version(&state.attr) {
             return Err(changed());
         }
         if let Some(open) = state.open.as_mut() {
@@ -206,6 +219,14 @@ impl Fs {
         state.open = Some(Box::new(OpenState { handles: 1, mode: mode.clone(), serving }));
         drop(state);
         Ok(self.opened(mode, keep))
+    }
+
+    fn version_of(&self, serving: &Serving) -> FileVersion {
+        match serving {
+            Serving::Kept(file) => file.version(),
+            Serving::Partial(partial) => partial.version(),
+            Serving::Source(opened) => self.source.version(&opened.attr),
+        }
     }
 
     /// The open that may wait: for the source, or for the SSD.
@@ -401,7 +422,8 @@ impl Fs {
                 reply(result);
             }
         });
-        self.cache.read(&serving, offset, len, &self.pool, done);
+        let pool = if serving.has(offset, len) { &self.local } else { &self.pool };
+        self.cache.read(&serving, offset, len, pool, done);
     }
 
     fn open_state(&self, id: NodeId) -> Result<(Mode, Arc<Serving>)> {

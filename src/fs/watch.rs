@@ -25,6 +25,15 @@ impl<R> Pending<R> {
     pub fn take(&self) -> Option<R> {
         self.0.lock().take()
     }
+
+    /// The reply and an answer to it, if it was not given yet and `answer` has one.
+    fn take_with<T>(&self, answer: impl FnOnce() -> Option<T>) -> Option<(R, T)> {
+        let mut reply = self.0.lock();
+        // An answer may count references, which nobody would drop if it were not told.
+        reply.as_ref()?;
+        let answer = answer()?;
+        reply.take().map(|reply| (reply, answer))
+    }
 }
 
 impl<R> Clone for Pending<R> {
@@ -32,6 +41,9 @@ impl<R> Clone for Pending<R> {
         Self(self.0.clone())
     }
 }
+
+/// Gives what is known, if anything is, when the source is silent.
+pub type Known<T> = Box<dyn FnOnce() -> Option<T> + Send>;
 
 type Action = Box<dyn FnOnce() + Send>;
 
@@ -79,15 +91,15 @@ impl Watch {
     pub fn metadata<T: Send + 'static>(
         self: &Arc<Self>,
         pending: &Pending<super::Reply<T>>,
-        known: Option<Box<dyn FnOnce() -> T + Send>>,
+        known: Option<Known<T>>,
         stats: &Arc<Stats>,
     ) -> WatchGuard {
         let on_hang = known.map(|known| -> Action {
             let (pending, stats) = (pending.clone(), stats.clone());
             Box::new(move || {
-                if let Some(reply) = pending.take() {
+                if let Some((reply, answer)) = pending.take_with(known) {
                     stats.stale_answers.inc();
-                    reply(Ok(known()));
+                    reply(Ok(answer));
                 }
             })
         });
@@ -215,7 +227,7 @@ mod tests {
         let (tx, rx) = mpsc::channel();
         let reply: super::super::Reply<u32> = Box::new(move |r| tx.send(r.unwrap()).unwrap());
         let pending = Pending::new(reply);
-        let guard = w.metadata(&pending, Some(Box::new(|| 7)), &stats);
+        let guard = w.metadata(&pending, Some(Box::new(|| Some(7))), &stats);
         assert!(!w.is_silent());
         assert_eq!(rx.recv_timeout(Duration::from_secs(2)).unwrap(), 7);
         assert!(w.is_silent() && pending.take().is_none());

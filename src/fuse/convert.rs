@@ -31,7 +31,29 @@ pub fn file_attr(node: NodeId, attr: &Attr) -> FileAttr {
 
 /// Of an entry that does not exist: node 0.
 pub fn no_attr() -> FileAttr {
-    file_attr(0, &Attr::UNKNOWN)
+    listed_attr(0, FileKind::Regular)
+}
+
+/// Of an entry that is listed without its attributes: a number that stands for no node, and its type. Good for no time
+/// at all, so that the kernel looks it up before it is used.
+pub fn listed_attr(id: NodeId, kind: FileKind) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(id),
+        size: 0,
+        blocks: 0,
+        atime: SystemTime::UNIX_EPOCH,
+        mtime: SystemTime::UNIX_EPOCH,
+        ctime: SystemTime::UNIX_EPOCH,
+        crtime: SystemTime::UNIX_EPOCH,
+        kind: file_type(kind),
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
 }
 
 /// The type of a node.

@@ -192,10 +192,10 @@ impl Filesystem for Adapter {
         debug!(id = req.unique().0, ino = ino.0, offset, "READDIRPLUS");
         self.fs.on_pool(move |fs| {
             let listed = fs.read_dir_plus(fh.0, offset, &mut |entry| {
-                // `.` and `..` come without: the kernel makes no nodes of them.
-                let (attr, ttl) =
-                    entry.attr.unwrap_or((Attr { kind: entry.kind, ..Attr::UNKNOWN }, Duration::ZERO));
-                let attr = file_attr(entry.id, &attr);
+                let (attr, ttl) = match &entry.attr {
+                    Some((attr, ttl)) => (file_attr(entry.id, attr), *ttl),
+                    None => (convert::listed_attr(entry.id, entry.kind), Duration::ZERO),
+                };
                 reply.add(INodeNo(entry.id), entry.next, entry.name, &ttl, &attr, GENERATION)
             });
             match listed {

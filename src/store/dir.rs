@@ -18,6 +18,7 @@
 
 use super::format::FORMAT_VERSION;
 use crate::types::{Error, ErrorKind, PathText, Result};
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -34,11 +35,18 @@ use std::time::{Duration, Instant};
 pub struct CacheDir {
     path: PathBuf,
     source_name: String,
+    dirs: RwLock<Arc<Dirs>>,
+    next_number: AtomicU64,
+    /// Files that no record speaks of yet; `None` once the cache has stopped.
+    unfinished: Mutex<Option<HashSet<u64>>>,
+}
+
+/// What is open of the directory.
+struct Dirs {
     /// Holds the flock for as long as the cache is in use.
     _lock: Arc<std::fs::File>,
-    source_dir: OwnedFd,
-    data_dir: OwnedFd,
-    next_number: AtomicU64,
+    source: OwnedFd,
+    data: OwnedFd,
 }
 
 /// Space and inodes of the cache's file system.
@@ -102,11 +110,31 @@ impl CacheDir {
         Ok(Self {
             path: path.to_path_buf(),
             source_name,
-            _lock: lock,
-            source_dir: open_dir(&source_path)?,
-            data_dir: open_dir(&source_path.join("data"))?,
+            dirs: RwLock::new(Arc::new(Dirs::open(&source_path, lock)?)),
             next_number: AtomicU64::new(0),
+            unfinished: Mutex::new(Some(HashSet::new())),
         })
+    }
+
+    fn dirs(&self) -> Arc<Dirs> {
+        self.dirs.read().clone()
+    }
+
+    /// Makes the directories anew that somebody has removed under us, with the checks and the lock of a start.
+    fn revive(&self) -> Result<()> {
+        let mut dirs = self.dirs.write();
+        if !dirs.are_removed() {
+            return Ok(());
+        }
+        create_private(&self.path)?;
+        check_private(&self.path)?;
+        let lock = Arc::new(take_lock(&self.path)?);
+        write_format(&self.path)?;
+        let source_path = self.path.join(&self.source_name);
+        create_private(&source_path.join("data"))?;
+        *dirs = Arc::new(Dirs::open(&source_path, lock)?);
+        tracing::warn!("cache directory {} was removed, and is made anew", PathText(&self.path));
+        Ok(())
     }
 
     /// The directory.
@@ -130,12 +158,43 @@ impl CacheDir {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match self.open_at(number, flags) {
-                Ok(fd) => return Ok((number, fd)),
+                Ok(fd) => return self.begin(number).map(|()| (number, fd)),
                 Err(Errno::EXIST) => continue,
-                Err(Errno::NOENT) => self.create_shards(number)?,
+                Err(Errno::NOENT) => {
+                    self.revive()?;
+                    self.create_shards(number)?;
+                }
                 Err(e) => return Err(self.error("create", number, e)),
             }
         }
+    }
+
+    fn begin(&self, number: u64) -> Result<()> {
+        if let Some(unfinished) = self.unfinished.lock().as_mut() {
+            unfinished.insert(number);
+            return Ok(());
+        }
+        self.remove(number)?;
+        Err(Error::new(ErrorKind::Busy, "create", "a file in a cache that has stopped"))
+    }
+
+    /// The index will speak of this file: it stays when the cache stops.
+    pub fn finish(&self, number: u64) {
+        if let Some(unfinished) = self.unfinished.lock().as_mut() {
+            unfinished.remove(&number);
+        }
+    }
+
+    /// The cache stops: files that are still being filled go, as no later start would know of them, and none is created
+    /// any more.
+    pub fn close(&self) -> Result<()> {
+        let unfinished = self.unfinished.lock().take().unwrap_or_default();
+        unfinished.into_iter().try_for_each(|number| self.remove(number))
+    }
+
+    /// Whether the cache has stopped.
+    pub fn is_closed(&self) -> bool {
+        self.unfinished.lock().is_none()
     }
 
     /// Opens a data file. `Corrupt` if it is not a regular file of `size` bytes: a partly filled file has its full
@@ -160,7 +219,8 @@ impl CacheDir {
 
     /// Removes a data file; one that is gone already is no error.
     pub fn remove(&self, number: u64) -> Result<()> {
-        match rustix::fs::unlinkat(&self.data_dir, relative(number), AtFlags::empty()) {
+        self.finish(number);
+        match rustix::fs::unlinkat(&self.dirs().data, relative(number), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.error("remove", number, e)),
         }
@@ -169,13 +229,13 @@ impl CacheDir {
     /// Writes everything of the cache's file system to the disk: one call for a batch of files costs less than one
     /// per file.
     pub fn sync(&self) -> Result<()> {
-        rustix::fs::syncfs(&self.source_dir)
+        rustix::fs::syncfs(&self.dirs().source)
             .map_err(|e| Error::os("syncfs", PathText(&self.path).to_string(), e.raw_os_error()))
     }
 
     /// Space and inodes left.
     pub fn free(&self) -> Result<DiskFree> {
-        let s = rustix::fs::fstatvfs(&self.source_dir)
+        let s = rustix::fs::fstatvfs(&self.dirs().source)
             .map_err(|e| Error::os("statvfs", PathText(&self.path).to_string(), e.raw_os_error()))?;
         Ok(DiskFree {
             total_bytes: s.f_blocks * s.f_frsize,
@@ -185,9 +245,15 @@ impl CacheDir {
         })
     }
 
+    /// What a data file takes on the disk, bytes; nothing if it is gone.
+    pub fn data_bytes(&self, number: u64) -> u64 {
+        rustix::fs::statat(&self.dirs().data, relative(number), AtFlags::SYMLINK_NOFOLLOW)
+            .map_or(0, |s| s.st_blocks as u64 * 512)
+    }
+
     /// What the index takes on the disk, bytes.
     pub fn index_bytes(&self) -> u64 {
-        rustix::fs::statat(&self.source_dir, "index.redb", AtFlags::SYMLINK_NOFOLLOW)
+        rustix::fs::statat(&self.dirs().source, "index.redb", AtFlags::SYMLINK_NOFOLLOW)
             .map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
@@ -207,7 +273,8 @@ impl CacheDir {
                     if number.is_some_and(|n| known.contains(&n) && relative(n) == format!("{dir}/{name}")) {
                         continue;
                     }
-                    if rustix::fs::unlinkat(&self.data_dir, format!("{dir}/{name}"), AtFlags::empty()).is_ok()
+                    if rustix::fs::unlinkat(&self.dirs().data, format!("{dir}/{name}"), AtFlags::empty())
+                        .is_ok()
                     {
                         removed += 1;
                     }
@@ -221,7 +288,7 @@ impl CacheDir {
     fn list(&self, dir: &Path) -> Result<Vec<String>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fail = |e: Errno| Error::os("read directory", PathText(dir).to_string(), e.raw_os_error());
-        let fd = match rustix::fs::openat(&self.data_dir, dir, flags, Mode::empty()) {
+        let fd = match rustix::fs::openat(&self.dirs().data, dir, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => return Ok(Vec::new()),
             Err(e) => return Err(fail(e)),
@@ -238,13 +305,13 @@ impl CacheDir {
     }
 
     fn open_at(&self, number: u64, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
-        rustix::fs::openat(&self.data_dir, relative(number), flags, Mode::from_raw_mode(0o600))
+        rustix::fs::openat(&self.dirs().data, relative(number), flags, Mode::from_raw_mode(0o600))
     }
 
     fn create_shards(&self, number: u64) -> Result<()> {
         let path = relative(number);
         for dir in [&path[..2], &path[..5]] {
-            match rustix::fs::mkdirat(&self.data_dir, dir, Mode::from_raw_mode(0o700)) {
+            match rustix::fs::mkdirat(&self.dirs().data, dir, Mode::from_raw_mode(0o700)) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(self.error("create directory of", number, e)),
             }
@@ -254,6 +321,17 @@ impl CacheDir {
 
     fn error(&self, op: &'static str, number: u64, errno: Errno) -> Error {
         Error::os(op, PathText(&self.data_path(number)).to_string(), errno.raw_os_error())
+    }
+}
+
+impl Dirs {
+    fn open(source_path: &Path, lock: Arc<std::fs::File>) -> Result<Self> {
+        Ok(Self { _lock: lock, source: open_dir(source_path)?, data: open_dir(&source_path.join("data"))? })
+    }
+
+    /// Whether they have no name any more.
+    fn are_removed(&self) -> bool {
+        rustix::fs::fstat(&self.data).is_ok_and(|s| s.st_nlink == 0)
     }
 }
 
@@ -407,20 +485,18 @@ fn check_format(path: &Path) -> Result<()> {
                 ours.trim()
             ),
         )),
-        // A new directory.
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            refuse_foreign_content(path)?;
+            write_format(path)
+        }
         Err(e) => Err(Error::io("read", PathText(&file).to_string(), &e)),
     }
 }
 
-/// Once we hold the lock.
 fn write_format(path: &Path) -> Result<()> {
     let file = path.join("FORMAT");
-    let ours = format!("warmfs {FORMAT_VERSION}\n");
-    if std::fs::read(&file).is_ok_and(|text| text == ours.as_bytes()) {
-        return Ok(());
-    }
-    std::fs::write(&file, ours).map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
+    std::fs::write(&file, format!("warmfs {FORMAT_VERSION}\n"))
+        .map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
 }
 
 /// A directory that holds something else is not made ours: `--cache-dir ~` is a slip of the hand.

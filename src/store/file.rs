@@ -69,6 +69,8 @@ struct State {
     missing: u32,
     untrusted: u32,
     fd: Weak<OwnedFd>,
+    /// Set when the file loses its name while it is used.
+    kept: Option<Arc<OwnedFd>>,
 }
 
 /// `users` of a file that was chosen for removal: nobody may begin to use it.
@@ -94,7 +96,13 @@ impl CacheFile {
             path: path.into(),
             place,
             kernel: Mutex::new(None),
-            state: Mutex::new(State { chunks: chunks.into(), missing, untrusted, fd: Weak::new() }),
+            state: Mutex::new(State {
+                chunks: chunks.into(),
+                missing,
+                untrusted,
+                fd: Weak::new(),
+                kept: None,
+            }),
             reservation: Mutex::new(reservation),
             users: AtomicU32::new(0),
             hits: AtomicU32::new(0),
@@ -208,19 +216,9 @@ impl CacheFile {
         self.set(index, Chunk::Present { hash, trusted: true });
     }
 
-    /// The bytes of a present chunk are not to be believed any more; they stay where they are, for somebody may have the
-    /// file open.
-    pub fn distrust(&self, index: ChunkIndex) {
-        if let Chunk::Present { hash, .. } = self.chunk(index) {
-            self.set(index, Chunk::Present { hash, trusted: false });
-        }
-    }
-
-    /// The chunk's bytes are not what was written.
+    /// The chunk's bytes are not what was written. They still lie on the disk, so their space stays taken.
     pub fn set_missing(&self, index: ChunkIndex) {
         self.set(index, Chunk::Missing);
-        let bytes = disk_bytes(chunk_range(index, self.version.size).len());
-        self.reservation.lock().shrink(bytes);
     }
 
     fn set(&self, index: ChunkIndex, chunk: Chunk) {
@@ -235,9 +233,13 @@ impl CacheFile {
         s.untrusted = s.untrusted - count(old).1 + count(chunk).1;
     }
 
-    /// Adds the space for chunks that are about to be written.
+    /// Adds the space of chunks that were written. A chunk that was written before has its space already: a file never
+    /// takes more than all of its chunks.
     pub fn add_space(&self, reservation: Reservation) {
-        self.reservation.lock().absorb(reservation);
+        let mut taken = self.reservation.lock();
+        taken.absorb(reservation);
+        let more = taken.bytes().saturating_sub(disk_bytes(self.version.size));
+        taken.shrink(more);
     }
 
     /// What it takes on the disk, bytes.
@@ -256,13 +258,19 @@ impl CacheFile {
             if let Some(fd) = s.fd.upgrade() {
                 return Ok(fd);
             }
-            // A chunk in doubt may have to be written again.
             s.missing > 0 || s.untrusted > 0
         };
         // Not under the lock: the disk may be slow. Two may open at once; the later one is kept.
         let fd = Arc::new(dir.open_data(number, self.version.size, write)?);
         self.state.lock().fd = Arc::downgrade(&fd);
         Ok(fd)
+    }
+
+    /// Opens the data file for as long as the file is used: it is about to lose its name.
+    pub fn keep_open(&self, dir: &CacheDir) -> Result<()> {
+        let fd = self.open(dir)?;
+        self.state.lock().kept = Some(fd);
+        Ok(())
     }
 
     /// The kernel's registration, if one is kept.
@@ -368,7 +376,21 @@ mod tests {
         assert!(f.is_servable());
         f.set_missing(0);
         assert!(!f.is_complete());
-        assert_eq!(f.reserved_bytes(), 2 * CHUNK_BYTES);
+    }
+
+    #[test]
+    fn bug_051_a_chunk_that_is_written_again_is_counted_once() {
+        let budget = Budget::new(10 * CHUNK_BYTES, 9);
+        let time = Timestamp::default();
+        let version = FileVersion { size: 2 * CHUNK_BYTES, mtime: time, ctime: time, ino: 1 };
+        let place = Place::Ssd { number: 1 };
+        let all = budget.reserve(2 * CHUNK_BYTES, 1).unwrap();
+        let f = CacheFile::new(FileId { high: 0, low: 1 }, version, b"f", place, vec![HERE, HERE], all);
+        f.set_missing(0);
+        assert_eq!(budget.usage().bytes, 2 * CHUNK_BYTES, "the disk has not given it back");
+        f.add_space(budget.reserve(CHUNK_BYTES, 0).unwrap());
+        f.set_present(0, [1; 32]);
+        assert_eq!((f.reserved_bytes(), budget.usage().bytes), (2 * CHUNK_BYTES, 2 * CHUNK_BYTES));
     }
 
     #[test]

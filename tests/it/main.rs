@@ -1,6 +1,12 @@
 //! Tests of the library without a mount: no privileges, no kernel in the loop.
 
-// A test that cannot go on should say where, and unwrap does.
+// Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
 
+mod common;
+mod faults;
+mod fs_model;
+mod restart;
+mod single_flight;
+mod space;
 mod tidy;
