@@ -112,9 +112,12 @@ pub struct Listed<'a> {
 /// `.` and `..` come first.
 const DOTS: u64 = 2;
 
-/// Time that one READDIRPLUS may spend on asking for attributes, but for its first entry. The kernel goes on with plain
-/// READDIR unless somebody wants the attributes: listing a slow source must not become slower by wanting to help.
-const STAT_BUDGET: Duration = Duration::from_millis(5);
+/// Time that one READDIRPLUS may spend on asking a quick source for attributes. What is left then comes by plain READDIR,
+/// and is looked up by those who want it.
+const STAT_BUDGET: Duration = Duration::from_millis(50);
+/// A source that takes longer than this for one answer is not quick, and is not asked for more than one: a listing must
+/// not become slower by wanting to help.
+const QUICK_STAT: Duration = Duration::from_micros(200);
 
 impl Fs {
     /// OPENDIR.
@@ -164,7 +167,7 @@ impl Fs {
         let checked_ms = self.now_ms();
         let dir = self.source.open_dir(&node.path())?;
         let attr = dir.attr()?;
-        if !node.lock().is_same_object(&attr) {
+        if node.lock().attr.identity != attr.identity {
             return Err(Error::os("open directory", "one that has moved", ESTALE));
         }
         let times = (attr.mtime, attr.ctime);
@@ -232,7 +235,7 @@ impl Fs {
         if !handle.dots(offset, add) {
             return Ok(());
         }
-        let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
+        let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
         let mut sent = false;
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
@@ -323,7 +326,7 @@ impl Asker<'_> {
             return fs.last_known_entry(self.node, name).map_or(Asked::Unknown, |entry| self.known(entry));
         }
         // A reply without an entry would be the end of the listing.
-        if sent && self.since.elapsed() > STAT_BUDGET {
+        if sent && (self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked) {
             return Asked::Later;
         }
         if self.dir.is_none() {
@@ -331,7 +334,11 @@ impl Asker<'_> {
         }
         let Some(dir) = &self.dir else { return Asked::Unknown };
         let checked_ms = fs.now_ms();
-        match dir.stat(name.as_bytes()) {
+        let started = Instant::now();
+        let found = dir.stat(name.as_bytes());
+        self.took += started.elapsed();
+        self.asked += 1;
+        match found {
             Ok(attr) => {
                 Asked::Known((fs.enter(self.node, name, &attr, checked_ms), attr, fs.ttl_left(checked_ms)))
             }

@@ -122,9 +122,9 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
-        let (attr, checked_ms, retired, guessed) = {
+        let (attr, checked_ms, retired) = {
             let state = node.lock();
-            (state.attr, state.checked_ms, state.retired, state.guessed)
+            (state.attr, state.checked_ms, state.retired)
         };
         // A retired node is known through its handles only, which keep their version.
         if retired {
@@ -148,9 +148,8 @@ impl Fs {
         };
         let mut state = node.lock();
         match found {
-            Some(attr) if state.is_same_object(&attr) && attr.kind == node.kind => {
-                let changed = !std::mem::take(&mut state.guessed)
-                    && self.source.version(&attr) != self.source.version(&state.attr);
+            Some(attr) if attr.identity == state.attr.identity && attr.kind == node.kind => {
+                let changed = self.source.version(&attr) != self.source.version(&state.attr);
                 if changed && state.open.is_some() {
                     // Its handles keep their version; the name leads to a new node at the next look-up.
                     return Ok((state.attr, STALE_TTL));

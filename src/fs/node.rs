@@ -46,8 +46,6 @@ pub struct NodeState {
     pub attr: Attr,
     /// When that was, milliseconds since the start.
     pub checked_ms: u64,
-    /// Its attributes are not known yet: only its name, its type and its number, from a listing.
-    pub guessed: bool,
     /// The file has a newer version, which has another node.
     pub retired: bool,
     /// The kernel's pages are of an older version: the next open must not keep them.
@@ -90,7 +88,6 @@ impl Node {
             place,
             attr,
             checked_ms,
-            guessed: false,
             retired: false,
             pages_stale: false,
             open: None,
@@ -127,15 +124,7 @@ impl Node {
     }
 }
 
-impl NodeState {
-    /// Whether these are attributes of the same object, as far as is known.
-    pub fn is_same_object(&self, attr: &Attr) -> bool {
-        match self.guessed {
-            true => self.attr.identity.ino == attr.identity.ino,
-            false => self.attr.identity == attr.identity,
-        }
-    }
-}
+impl NodeState {}
 
 /// Deeper trees than this are circles: PATH_MAX holds 2048 names.
 const DEPTH_MAX: usize = 65_536;
@@ -258,12 +247,10 @@ impl NodeTable {
         };
         // A reference is counted while the shard is locked: FORGET removes under the same lock.
         let mut state = node.state.lock();
-        if !state.is_same_object(attr) || node.kind != attr.kind || state.retired {
+        if state.attr.identity != attr.identity || node.kind != attr.kind || state.retired {
             return None;
         }
-        if std::mem::take(&mut state.guessed) {
-            // The kernel was never given any pages of it.
-        } else if version_changed(&state.attr, attr) {
+        if version_changed(&state.attr, attr) {
             if state.open.is_some() {
                 state.retired = true;
                 return None;
@@ -276,34 +263,6 @@ impl NodeTable {
         state.attr = *attr;
         state.checked_ms = checked_ms;
         drop(state);
-        node.nlookup.fetch_add(1, Ordering::AcqRel);
-        Some(node)
-    }
-
-    /// Notes an entry of a listing of which the attributes are not known, counts a reference of the kernel on it and
-    /// returns it; `None` if its number belongs to something of another type. The kernel is to ask again before it uses
-    /// it: what is told of it is good for no time.
-    pub fn enter_listed(
-        &self,
-        parent: &Arc<Node>,
-        name: &[u8],
-        kind: FileKind,
-        ino: u64,
-    ) -> Option<Arc<Node>> {
-        let identity = Identity { dev: self.root_device, ino, birth: Timestamp::default() };
-        let id = self.natural_id(&identity);
-        let mut shard = self.shard(id).lock();
-        let node = match shard.get(&id) {
-            Some(node) if node.kind == kind => node.clone(),
-            Some(_) => return None,
-            None => {
-                let attr = Attr { kind, nlink: 1, identity, ..Attr::UNKNOWN };
-                let node = Node::new(id, attr, Some((parent.clone(), name.into())), super::NEVER);
-                node.lock().guessed = true;
-                shard.insert(id, node.clone());
-                node
-            }
-        };
         node.nlookup.fetch_add(1, Ordering::AcqRel);
         Some(node)
     }

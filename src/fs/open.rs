@@ -113,7 +113,7 @@ impl Fs {
     fn plan(&self, node: &Arc<Node>) -> (Plan, Option<FileUse>) {
         let (attr, is_open, retired) = {
             let state = node.lock();
-            (state.attr, state.open.is_some(), state.retired || state.guessed)
+            (state.attr, state.open.is_some(), state.retired)
         };
         let file = match is_open || retired {
             true => None,

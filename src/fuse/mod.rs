@@ -14,7 +14,7 @@ pub mod session;
 use crate::fs::open::Opened;
 use crate::fs::{Entry, Fs};
 use crate::sys::passthrough::Registration;
-use crate::types::{Attr, Error, KernelRef};
+use crate::types::{Error, KernelRef};
 use convert::{errno, file_attr, file_type};
 use fuser::{
     AccessFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, IoctlFlags, KernelConfig,

@@ -485,18 +485,20 @@ fn check_format(path: &Path) -> Result<()> {
                 ours.trim()
             ),
         )),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            refuse_foreign_content(path)?;
-            write_format(path)
-        }
+        // A new directory.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(Error::io("read", PathText(&file).to_string(), &e)),
     }
 }
 
+/// Once we hold the lock.
 fn write_format(path: &Path) -> Result<()> {
     let file = path.join("FORMAT");
-    std::fs::write(&file, format!("warmfs {FORMAT_VERSION}\n"))
-        .map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
+    let ours = format!("warmfs {FORMAT_VERSION}\n");
+    if std::fs::read(&file).is_ok_and(|text| text == ours.as_bytes()) {
+        return Ok(());
+    }
+    std::fs::write(&file, ours).map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
 }
 
 /// A directory that holds something else is not made ours: `--cache-dir ~` is a slip of the hand.

@@ -216,6 +216,14 @@ impl CacheFile {
         self.set(index, Chunk::Present { hash, trusted: true });
     }
 
+    /// The bytes of a present chunk are not to be believed any more; they stay where they are, for somebody may have the
+    /// file open.
+    pub fn distrust(&self, index: ChunkIndex) {
+        if let Chunk::Present { hash, .. } = self.chunk(index) {
+            self.set(index, Chunk::Present { hash, trusted: false });
+        }
+    }
+
     /// The chunk's bytes are not what was written. They still lie on the disk, so their space stays taken.
     pub fn set_missing(&self, index: ChunkIndex) {
         self.set(index, Chunk::Missing);

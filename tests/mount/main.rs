@@ -6,5 +6,10 @@
 
 mod common;
 mod faulty_source;
+mod lifecycle;
+mod listing;
+mod refusals;
+mod restart;
 mod smoke;
 mod space;
+mod users;
