@@ -273,21 +273,25 @@ impl Fs {
     }
 
     /// The source has another version than the look-up saw. If nobody has the old one open the node takes the new one.
+    /// With another size the kernel must hear of it first, or it would end every read where the old version ended: it
+    /// is sent back to look the name up.
     fn open_changed(self: &Arc<Self>, node: Arc<Node>, now: &Attr, tries: u32, reply: Reply<Opened>) {
-        {
+        let goes_on = {
             let mut state = node.lock();
             let same = now.identity == state.attr.identity && now.kind == node.kind;
-            if !same || state.open.is_some() {
-                return {
-                    drop(state);
-                    reply(Err(changed()))
-                };
+            let takes_it = same && state.open.is_none();
+            let same_size = now.size == state.attr.size;
+            if takes_it {
+                state.attr = *now;
+                state.checked_ms = self.now_ms();
+                state.pages_stale = true;
             }
-            state.attr = *now;
-            state.checked_ms = self.now_ms();
-            state.pages_stale = true;
+            takes_it && same_size
+        };
+        match goes_on {
+            true => self.open_by_plan(node, tries - 1, reply),
+            false => reply(Err(changed())),
         }
-        self.open_by_plan(node, tries - 1, reply);
     }
 
     fn open_served(self: &Arc<Self>, node: &Arc<Node>, served: Served) -> Result<Opened> {
