@@ -3,5 +3,6 @@
 
 mod coherence;
 mod common;
+mod modes;
 mod smoke;
 mod tools;

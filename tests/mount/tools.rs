@@ -29,6 +29,13 @@ pub fn verb(verb: &str, path: &Path) {
     assert!(output.status.success(), "{}", text(&output));
 }
 
+/// Evicts what nobody uses below a path; that something is in use is said by the exit code and is no fault.
+pub fn evict(path: &Path) {
+    let output = run(&[OsStr::new("evict"), path.as_os_str()]);
+    let in_use = output.status.code() == Some(1) && text(&output).contains("are open and stay");
+    assert!(output.status.success() || in_use, "{}", text(&output));
+}
+
 /// Runs a shell command, `$1` and so on being the arguments, and gives what it printed. It must say nothing on
 /// standard error.
 pub fn shell(script: &str, args: &[&Path]) -> Vec<u8> {
