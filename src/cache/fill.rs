@@ -218,8 +218,10 @@ impl Cache {
                 let chunks = vec![Chunk::Missing; chunk_count(want.version.size) as usize];
                 let path = want.path.as_os_str().as_bytes();
                 let file = CacheFile::new(want.id, want.version, path, Place::Ssd { number }, chunks, room);
-                let used = file.use_it().expect("not in the map yet, so nobody retired it");
-                self.publish(&file);
+                let (used, first) = self.publish_or_join(&file);
+                if !first && let Err(e) = self.dir.remove(number) {
+                    self.ssd_failed(&e);
+                }
                 Some(used)
             }
             Err(e) => {

@@ -155,7 +155,7 @@ impl Cache {
             if self.files.remove_exactly(&file) {
                 self.stats.stale_drops.inc();
                 self.policy.lock().removed(id);
-                self.discard(&file);
+                self.supersede(&file);
             }
         }
         self.ram.get(id, version)?.use_it()
@@ -216,11 +216,37 @@ impl Cache {
     /// Puts a file into the map; another version of it that was there is dropped.
     fn publish(&self, file: &Arc<CacheFile>) {
         let old = self.files.insert(file.clone());
+        self.published(file, old);
+    }
+
+    /// The same, unless this version of it is there already, which is then used: of two that are opened at once, both
+    /// read from one. Tells whether it is the new one.
+    fn publish_or_join(&self, file: &Arc<CacheFile>) -> (FileUse, bool) {
+        match self.files.insert_or_use(file) {
+            Ok((used, old)) => {
+                self.published(file, old);
+                (used, true)
+            }
+            Err(used) => (used, false),
+        }
+    }
+
+    fn published(&self, file: &Arc<CacheFile>, old: Option<Arc<CacheFile>>) {
         self.policy.lock().inserted(file.id());
         if let Some(old) = old {
-            self.discard(&old);
+            self.supersede(&old);
         }
         self.journal.changed(file.id());
+    }
+
+    /// Another version has taken the place of `old`, which is sound: who uses it reads on from it.
+    fn supersede(&self, old: &Arc<CacheFile>) {
+        if !old.retire()
+            && let Err(e) = old.keep_open(&self.dir)
+        {
+            self.ssd_failed(&e);
+        }
+        self.discard(old);
     }
 
     /// Counts a fault of the SSD; says so once in a while.
@@ -329,6 +355,27 @@ impl FileMap {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
         old
+    }
+
+    /// Puts `file` in and begins to use it, and gives the one that it replaces; or the use of the one that is there, if
+    /// that has the same content.
+    fn insert_or_use(
+        &self,
+        file: &Arc<CacheFile>,
+    ) -> std::result::Result<(FileUse, Option<Arc<CacheFile>>), FileUse> {
+        let mut shard = self.shard(file.id()).lock();
+        if let Some(there) = shard.get(&file.id())
+            && there.version() == file.version()
+            && let Some(used) = there.use_it()
+        {
+            return Err(used);
+        }
+        let used = file.use_it().expect("not in the map yet, so nobody retired it");
+        let old = shard.insert(file.id(), file.clone());
+        if old.is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok((used, old))
     }
 
     /// Removes this file and no other that has taken its place.

@@ -69,6 +69,8 @@ struct State {
     missing: u32,
     untrusted: u32,
     fd: Weak<OwnedFd>,
+    /// Of a file whose name is gone and that is still in use.
+    kept: Option<Arc<OwnedFd>>,
 }
 
 /// `users` of a file that was chosen for removal: nobody may begin to use it.
@@ -94,7 +96,13 @@ impl CacheFile {
             path: path.into(),
             place,
             kernel: Mutex::new(None),
-            state: Mutex::new(State { chunks: chunks.into(), missing, untrusted, fd: Weak::new() }),
+            state: Mutex::new(State {
+                chunks: chunks.into(),
+                missing,
+                untrusted,
+                fd: Weak::new(),
+                kept: None,
+            }),
             reservation: Mutex::new(reservation),
             users: AtomicU32::new(0),
             hits: AtomicU32::new(0),
@@ -249,6 +257,13 @@ impl CacheFile {
         let fd = Arc::new(dir.open_data(number, self.version.size, write)?);
         self.state.lock().fd = Arc::downgrade(&fd);
         Ok(fd)
+    }
+
+    /// Keeps the data file open until nobody uses it any more: its name is about to go.
+    pub fn keep_open(&self, dir: &CacheDir) -> Result<()> {
+        let fd = self.open(dir)?;
+        self.state.lock().kept = Some(fd);
+        Ok(())
     }
 
     /// The kernel's registration, if one is kept.
