@@ -3,6 +3,7 @@
 
 mod coherence;
 mod common;
+mod files;
 mod modes;
 mod smoke;
 mod tools;

@@ -103,6 +103,9 @@ impl Slow {
         command.arg("--counts").arg(self.dir().join("counts.json")).args(faults);
         let output = command.output().unwrap();
         assert!(output.status.success(), "{}", text(&output));
+        // The kernel asks it for up to 1 MiB at a time, as it asks an NFS server.
+        let dev = std::os::unix::fs::MetadataExt::dev(&std::fs::metadata(self.slow()).unwrap());
+        warmfs::sys::mount::set_read_ahead(dev, 1024).unwrap();
         let mut command = warmfs();
         command.arg("mount").arg(self.slow()).arg(self.mnt(""));
         command.arg("--cache-dir").arg(self.cache()).args(flags);
