@@ -104,7 +104,7 @@ pub struct Listed<'a> {
     pub name: &'a OsStr,
     /// The position after it.
     pub next: u64,
-    /// Its node and attributes, if asked for and known: then a reference is counted on the node.
+    /// Its attributes, if asked for: then a reference is counted on the node. `.` and `..` have none.
     pub attr: Option<(Attr, Duration)>,
 }
 
@@ -234,21 +234,28 @@ impl Fs {
         let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
-            let known = asker.entry(name);
-            let (id, attr) = match &known {
-                Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
-                None => (self.nodes.listed_id(row.ino), None),
+            // Without a node the library can tell no inode number, and older C libraries take an entry of number 0 for
+            // one that was deleted. An entry whose number is another's object is looked up, whatever that takes.
+            let Some(known) =
+                asker.entry(name).or_else(|| self.listed(node, name, row)).or_else(|| asker.ask(name))
+            else {
+                continue;
             };
+            let (id, attr) = (known.0.id, Some((known.1, known.2)));
             let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
             if full {
                 // The entry was not sent, so the kernel has no reference.
-                if let Some((node, ..)) = known {
-                    self.forget(node.id, 1);
-                }
+                self.forget(id, 1);
                 break;
             }
         }
         Ok(())
+    }
+
+    /// A node for an entry of which only the listing is known. Its attributes are good for no time at all.
+    fn listed(&self, parent: &Arc<Node>, name: &OsStr, row: &Row) -> Option<Known> {
+        let (node, attr) = self.nodes.enter_listed(parent, name.as_bytes(), row.kind, row.ino)?;
+        Some((node, attr, Duration::ZERO))
     }
 
     /// Runs `job` on a thread that may wait for the source.
@@ -277,7 +284,8 @@ impl DirHandle {
         }
         for (i, (name, id, kind)) in Fs::inside_names().into_iter().enumerate() {
             let next = i as u64 + DOTS + 1;
-            if offset < next && add(Listed { id, kind, name: OsStr::new(name), next, attr: None }) {
+            let attr = Some((super::inside::inside_attr(id), super::FOREVER));
+            if offset < next && add(Listed { id, kind, name: OsStr::new(name), next, attr }) {
                 return;
             }
         }
@@ -292,8 +300,12 @@ struct Asker<'a> {
     since: Instant,
 }
 
+/// A node with a reference counted, its attributes, and how long they are good.
+type Known = (Arc<Node>, Attr, Duration);
+
 impl Asker<'_> {
-    fn entry(&mut self, name: &OsStr) -> Option<(Arc<Node>, Attr, Duration)> {
+    /// From memory, else from the source while there is time.
+    fn entry(&mut self, name: &OsStr) -> Option<Known> {
         let fs = self.fs;
         if let Some(super::Entry::Found { node, attr, ttl }) = fs.known_entry(self.node, name, true) {
             return Some((fs.nodes.get(node)?, attr, ttl));
@@ -301,11 +313,16 @@ impl Asker<'_> {
         if self.since.elapsed() > STAT_BUDGET || fs.watch.is_silent() {
             return None;
         }
+        self.ask(name)
+    }
+
+    /// From the source.
+    fn ask(&mut self, name: &OsStr) -> Option<Known> {
+        let fs = self.fs;
         if self.dir.is_none() {
             self.dir = fs.source.open_dir(&self.node.path()).ok();
         }
         let checked_ms = fs.now_ms();
-        // An entry that is gone or refused is listed without attributes; who asks for it learns why.
         let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok()?;
         let node = fs.enter(self.node, name, &attr, checked_ms);
         Some((node, attr, fs.ttl_left(checked_ms)))

@@ -87,7 +87,7 @@ impl Fs {
             let state = node.lock();
             let here =
                 state.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name.as_bytes());
-            if !here || state.retired || (fresh && !self.is_fresh(state.checked_ms)) {
+            if !here || state.retired || state.only_listed || (fresh && !self.is_fresh(state.checked_ms)) {
                 return None;
             }
             (state.attr, state.checked_ms)
@@ -102,7 +102,10 @@ impl Fs {
         let Some(listing) = parent.lock().listing.clone() else { return false };
         match listing.find(name.as_bytes()) {
             None => true,
-            Some(row) => self.nodes.get(self.nodes.listed_id(row.ino)).is_some(),
+            Some(row) => {
+                let node = self.nodes.get(self.nodes.listed_id(row.ino));
+                node.is_some_and(|node| !node.lock().only_listed)
+            }
         }
     }
 
@@ -120,20 +123,21 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
-        let (attr, checked_ms, retired) = {
+        let (attr, checked_ms, retired, only_listed) = {
             let state = node.lock();
-            (state.attr, state.checked_ms, state.retired)
+            (state.attr, state.checked_ms, state.retired, state.only_listed)
         };
         // A retired node is known through its handles only, which keep their version.
         if retired {
             return reply(Ok((attr, STALE_TTL)));
         }
         let left = self.ttl_left(checked_ms);
-        if !left.is_zero() {
+        if !left.is_zero() && !only_listed {
             return reply(Ok((attr, left)));
         }
-        let known = Box::new(move || (attr, STALE_TTL));
-        self.slow(reply, Some(known), move |fs| fs.refresh(&node), |_, _| {});
+        let known = (!only_listed)
+            .then(|| -> Box<dyn FnOnce() -> (Attr, Duration) + Send> { Box::new(move || (attr, STALE_TTL)) });
+        self.slow(reply, known, move |fs| fs.refresh(&node), |_, _| {});
     }
 
     /// Asks the source for the attributes of a node again.
@@ -146,7 +150,7 @@ impl Fs {
         };
         let mut state = node.lock();
         match found {
-            Some(attr) if attr.identity == state.attr.identity && attr.kind == node.kind => {
+            Some(attr) if state.is_of(&attr.identity) && attr.kind == node.kind => {
                 let changed = self.source.version(&attr) != self.source.version(&state.attr);
                 if changed && state.open.is_some() {
                     // Its handles keep their version; the name leads to a new node at the next look-up.
@@ -155,6 +159,7 @@ impl Fs {
                 state.pages_stale |= changed;
                 state.attr = attr;
                 state.checked_ms = checked_ms;
+                state.only_listed = false;
                 Ok((attr, self.ttl_left(checked_ms)))
             }
             // Not there any more under that name: who holds it open, or stands in it, may still ask.

@@ -31,13 +31,13 @@ pub fn file_attr(node: NodeId, attr: &Attr) -> FileAttr {
 
 /// Of an entry that does not exist: node 0.
 pub fn no_attr() -> FileAttr {
-    listed_attr(FileKind::Regular)
+    listed_attr(0, FileKind::Regular)
 }
 
-/// Of an entry that is listed without its attributes: node 0 and its type.
-pub fn listed_attr(kind: FileKind) -> FileAttr {
+/// Of an entry that is listed without its attributes: its number and its type.
+pub fn listed_attr(node: NodeId, kind: FileKind) -> FileAttr {
     FileAttr {
-        ino: INodeNo(0),
+        ino: INodeNo(node),
         size: 0,
         blocks: 0,
         atime: SystemTime::UNIX_EPOCH,

@@ -194,8 +194,8 @@ impl Filesystem for Adapter {
             let listed = fs.read_dir_plus(fh.0, offset, &mut |entry| {
                 let (attr, ttl) = match &entry.attr {
                     Some((attr, ttl)) => (file_attr(entry.id, attr), *ttl),
-                    // Node 0 is "no attributes": the kernel lists the name and makes no node.
-                    None => (convert::listed_attr(entry.kind), Duration::ZERO),
+                    // Only `.` and `..`, of which the kernel makes no node.
+                    None => (convert::listed_attr(entry.id, entry.kind), Duration::ZERO),
                 };
                 reply.add(INodeNo(entry.id), entry.next, entry.name, &ttl, &attr, GENERATION)
             });

@@ -3,6 +3,7 @@
 
 mod coherence;
 mod common;
+mod dirs;
 mod files;
 mod modes;
 mod smoke;
