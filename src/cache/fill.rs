@@ -54,7 +54,7 @@ impl Cache {
     pub fn fill(&self, want: Want, then: Waiter<std::result::Result<Served, FillError>>) {
         let mut then = Some(then);
         let waiter = || then.take().expect("asked for once at most");
-        let Some(lead) = self.fills.join(want.id, waiter) else { return };
+        let Some(lead) = self.fills.join((want.id, want.version), waiter) else { return };
         let result = self.fill_now(&want);
         lead.finish(result.clone());
         if let Some(then) = then {
@@ -183,8 +183,22 @@ impl Cache {
         }
     }
 
-    /// A large file, to be filled chunk by chunk as it is read. [`Serving::Source`] if nothing can be kept of it.
-    pub fn begin_partial(&self, want: &Want) -> std::result::Result<Serving, FillError> {
+    /// A large file, to be filled chunk by chunk as it is read: opens it in the source, once for all who ask at the same
+    /// time, and then calls `then`, on this thread or on that of the one who opens it already. [`Serving::Source`] if
+    /// nothing can be kept of it.
+    pub fn begin_partial(&self, want: &Want, then: Waiter<std::result::Result<Arc<Serving>, FillError>>) {
+        let mut then = Some(then);
+        let waiter = || then.take().expect("asked for once at most");
+        let Some(lead) = self.begins.join((want.id, want.version), waiter) else { return };
+        let result = self.begin_now(want).map(Arc::new);
+        // Before the flight ends: who comes after it finds the file open.
+        if let Some(then) = then {
+            then(result.clone());
+        }
+        lead.finish(result);
+    }
+
+    fn begin_now(&self, want: &Want) -> std::result::Result<Serving, FillError> {
         let source = self.open_version(want)?;
         let opened = source.attr().map_err(FillError::Failed)?;
         let file = match self.get(want.id, &want.version) {

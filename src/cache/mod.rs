@@ -76,7 +76,9 @@ pub struct Cache {
     ram: RamWindow,
     policy: Mutex<Box<dyn Eviction>>,
     files: FileMap,
-    fills: FlightTable<FileId, std::result::Result<Served, FillError>>,
+    // By version, too: who wants one must not be given another.
+    fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
+    begins: FlightTable<(FileId, FileVersion), std::result::Result<Arc<Serving>, FillError>>,
     chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
     journal: Journal,
     background: Pool,
@@ -115,6 +117,7 @@ impl Cache {
             policy: Mutex::new(policy),
             files: FileMap::new(),
             fills: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
+            begins: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             chunks: FlightTable::new(|| Err(abandoned())),
             journal: Journal::new(index, dir, stats),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
