@@ -144,11 +144,11 @@ fn bug_098_bug_099_signals_interrupt_nothing() {
     both(|mode| {
         for restart in ["restart", "not"] {
             let world = Slow::new();
-            (0..40).for_each(|n| drop(world.put(&format!("d/{n}"), 5000, n)));
-            world.mount(&["--latency", "3ms"], &with(mode, &["--ttl", "0"]));
-            python(SIGNALS, &[&world.mnt("d"), Path::new(restart), Path::new("40")]);
+            (0..15).for_each(|n| drop(world.put(&format!("d/{n}"), 5000, n)));
+            world.mount(&["--latency", "3ms", "--ttl", "10s"], &with(mode, &["--ttl", "0"]));
+            python(SIGNALS, &[&world.mnt("d"), Path::new(restart), Path::new("15")]);
             // What was begun was not thrown away and done again.
-            assert_eq!(world.count("read_bytes"), 40 * 5000);
+            assert_eq!(world.count("read_bytes"), 15 * 5000);
         }
     });
 }
@@ -379,10 +379,7 @@ fn reads_that_must_not_wait_are_right_or_say_so() {
                 let parts = &mut [IoSliceMut::new(&mut buffer)];
                 match rustix::io::preadv2(&file, parts, at as u64, ReadWriteFlags::NOWAIT) {
                     Ok(n) => assert!(n > 0 && buffer[..n] == bytes[at..][..n]),
-                    Err(e) => assert!(
-                        matches!(e.raw_os_error(), libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOTSUP),
-                        "{e}"
-                    ),
+                    Err(e) => assert!(matches!(e.raw_os_error(), libc::EAGAIN | libc::EOPNOTSUPP), "{e}"),
                 }
             }
         });

@@ -155,29 +155,31 @@ fn bug_036_holes_at_the_end_and_elsewhere_are_part_of_the_file() {
 #[test]
 fn bug_037_sixty_four_cold_readers_read_the_source_once() {
     need_mount!();
-    both(|mode| {
-        let world = Slow::new();
-        let sizes = [100_000, 1 << 20, (3 << 20) + 5, 8 << 20];
-        let bytes: Vec<_> = (0..4).map(|n| world.put(&format!("d/{n}"), sizes[n], n as u64)).collect();
-        world.mount(&["--latency", "2ms"], mode);
-        let barrier = Barrier::new(64);
-        std::thread::scope(|scope| {
-            for t in 0..64 {
-                let (world, bytes, barrier) = (&world, &bytes, &barrier);
-                scope.spawn(move || {
-                    barrier.wait();
-                    for n in 0..4 {
-                        let n = (n + t) % 4;
-                        assert!(world.get(&format!("d/{n}")) == bytes[n], "{n}");
-                    }
-                });
-            }
+    undisturbed(|| {
+        both(|mode| {
+            let world = Slow::new();
+            let sizes = [100_000, 1 << 20, (3 << 20) + 5, 8 << 20];
+            let bytes: Vec<_> = (0..4).map(|n| world.put(&format!("d/{n}"), sizes[n], n as u64)).collect();
+            world.mount(&["--latency", "2ms"], mode);
+            let barrier = Barrier::new(64);
+            std::thread::scope(|scope| {
+                for t in 0..64 {
+                    let (world, bytes, barrier) = (&world, &bytes, &barrier);
+                    scope.spawn(move || {
+                        barrier.wait();
+                        for n in 0..4 {
+                            let n = (n + t) % 4;
+                            assert!(world.get(&format!("d/{n}")) == bytes[n], "{n}");
+                        }
+                    });
+                }
+            });
+            let total: usize = sizes.iter().sum();
+            wait_until("the large one is complete", || world.xattr("d/3", "state") == "warm");
+            assert_eq!(world.stat("backing_bytes_read"), total as u64);
+            let read = world.count("read_bytes");
+            assert!(read as f64 <= total as f64 * 1.05, "{read} of {total}");
         });
-        let total: usize = sizes.iter().sum();
-        wait_until("the large one is complete", || world.xattr("d/3", "state") == "warm");
-        assert_eq!(world.stat("backing_bytes_read"), total as u64);
-        let read = world.count("read_bytes");
-        assert!(read as f64 <= total as f64 * 1.05, "{read} of {total}");
     });
 }
 
@@ -352,7 +354,7 @@ fn bug_121_the_space_is_the_sources() {
     need_mount!();
     let world = World::mounted(&[]);
     let (here, there) =
-        (rustix::fs::statvfs(&world.mnt("")).unwrap(), rustix::fs::statvfs(&world.src("")).unwrap());
+        (rustix::fs::statvfs(world.mnt("")).unwrap(), rustix::fs::statvfs(world.src("")).unwrap());
     let facts = |s: &rustix::fs::StatVfs| (s.f_blocks, s.f_files, s.f_namemax, s.f_frsize, s.f_bsize);
     assert_eq!(facts(&here), facts(&there));
     assert!(here.f_bavail.abs_diff(there.f_bavail) < there.f_blocks / 10);
@@ -447,111 +449,125 @@ fn bug_130_an_unknown_attribute_is_no_data() {
 #[test]
 fn the_inspection_attributes_are_all_there_and_ask_the_source_for_nothing() {
     need_mount!();
-    both(|mode| {
-        for list in [false, true] {
-            let world = Slow::new();
-            let bytes = world.put("d/f", 10_000, 1);
-            world.put("d/cold", 10_000, 1);
-            let part = world.put("d/part", 40 << 20, 1);
-            let more: &[_] = if list { &["-o", "inspect.list_xattrs=true"] } else { &[] };
-            world.mount(&[], &[mode, more, &["-o", "mount.read_ahead=0"]].concat());
-            assert_eq!(world.get("d/f"), bytes);
-            let large = File::open(world.mnt("d/part")).unwrap();
-            let mut piece = [0; 100];
-            large.read_exact_at(&mut piece, 20 << 20).unwrap();
-            assert_eq!(piece, part[20 << 20..][..100]);
-            std::fs::metadata(world.mnt("d/cold")).unwrap();
-            let held = File::open(world.mnt("d/f")).unwrap();
-            let before = world.counts();
-            let warm = if mode.is_empty() { "passthrough" } else { "cached" };
-            assert_eq!(world.xattr("d/f", "state"), "warm");
-            assert_eq!(world.xattr("d/f", "mode"), warm);
-            assert_eq!(world.xattr("d/f", "cached_bytes"), "10000");
-            assert_eq!(world.xattr("d/f", "pinned"), "0");
-            assert_eq!(world.xattr("d/f", "hits"), "2");
-            assert_eq!(std::fs::read(world.xattr("d/f", "cache_path")).unwrap(), bytes);
-            assert_eq!(world.xattr("d/part", "state"), "partial");
-            assert_eq!(world.xattr("d/part", "mode"), "cached");
-            assert_eq!(world.xattr("d/part", "cached_bytes"), (1 << 20).to_string());
-            assert_eq!(world.xattr("d/cold", "state"), "cold");
-            assert_eq!(world.xattr("d/cold", "mode"), "none");
-            assert_eq!(world.xattr("d/cold", "cached_bytes"), "0");
-            let none = rustix::fs::lgetxattr(world.mnt("d/cold"), "user.warmfs.cache_path", &mut [0u8; 99]);
-            assert_eq!(none, Err(Errno::NODATA));
-            for dir in ["", "d"] {
-                let state: serde_json::Value = serde_json::from_str(&world.xattr(dir, "state")).unwrap();
-                assert_eq!((&state["warm"], &state["partial"]), (&1.into(), &1.into()), "{state}");
+    undisturbed(|| {
+        both(|mode| {
+            for list in [false, true] {
+                let world = Slow::new();
+                let bytes = world.put("d/f", 10_000, 1);
+                world.put("d/cold", 10_000, 1);
+                let part = world.put("d/part", 40 << 20, 1);
+                let more: &[_] = if list { &["-o", "inspect.list_xattrs=true"] } else { &[] };
+                world.mount(&[], &[mode, more, &["-o", "mount.read_ahead=0"]].concat());
+                assert_eq!(world.get("d/f"), bytes);
+                let large = File::open(world.mnt("d/part")).unwrap();
+                let mut piece = [0; 100];
+                large.read_exact_at(&mut piece, 20 << 20).unwrap();
+                assert_eq!(piece, part[20 << 20..][..100]);
+                std::fs::metadata(world.mnt("d/cold")).unwrap();
+                let held = File::open(world.mnt("d/f")).unwrap();
+                let before = world.counts();
+                let warm = if mode.is_empty() { "passthrough" } else { "cached" };
+                assert_eq!(world.xattr("d/f", "state"), "warm");
+                assert_eq!(world.xattr("d/f", "mode"), warm);
+                assert_eq!(world.xattr("d/f", "cached_bytes"), "10000");
+                assert_eq!(world.xattr("d/f", "pinned"), "0");
+                assert_eq!(world.xattr("d/f", "hits"), "2");
+                assert_eq!(std::fs::read(world.xattr("d/f", "cache_path")).unwrap(), bytes);
+                assert_eq!(world.xattr("d/part", "state"), "partial");
+                assert_eq!(world.xattr("d/part", "mode"), "cached");
+                assert_eq!(world.xattr("d/part", "cached_bytes"), (1 << 20).to_string());
+                assert_eq!(world.xattr("d/cold", "state"), "cold");
+                assert_eq!(world.xattr("d/cold", "mode"), "none");
+                assert_eq!(world.xattr("d/cold", "cached_bytes"), "0");
+                let none =
+                    rustix::fs::lgetxattr(world.mnt("d/cold"), "user.warmfs.cache_path", &mut [0u8; 99]);
+                assert_eq!(none, Err(Errno::NODATA));
+                for dir in ["", "d"] {
+                    let state: serde_json::Value = serde_json::from_str(&world.xattr(dir, "state")).unwrap();
+                    assert_eq!((&state["warm"], &state["partial"]), (&1.into(), &1.into()), "{state}");
+                }
+                for path in ["", "d", "d/f"] {
+                    let stats: serde_json::Value = serde_json::from_str(&world.xattr(path, "stats")).unwrap();
+                    assert_eq!(stats["cached_files"], 2);
+                    assert!(Path::new(&world.xattr(path, "control")).exists());
+                    let mut names = [0u8; 4096];
+                    let len = rustix::fs::llistxattr(world.mnt(path), &mut names).unwrap();
+                    let names: BTreeSet<_> = names[..len].split_inclusive(|b| *b == 0).collect();
+                    let wanted: &[&str] = match (list, path) {
+                        (false, _) => &[],
+                        (true, "d/f") => &[
+                            "state",
+                            "pinned",
+                            "cached_bytes",
+                            "mode",
+                            "hits",
+                            "cache_path",
+                            "stats",
+                            "control",
+                        ],
+                        (true, _) => &["state", "stats", "control"],
+                    };
+                    let wanted: Vec<_> = wanted.iter().map(|n| format!("user.warmfs.{n}\0")).collect();
+                    assert_eq!(names, wanted.iter().map(|n| n.as_bytes()).collect(), "{path}");
+                }
+                // A buffer too small is said to be so, and the size can be asked for.
+                let short = rustix::fs::lgetxattr(world.mnt("d/f"), "user.warmfs.state", &mut [0u8; 2]);
+                assert_eq!(short, Err(Errno::RANGE));
+                assert_eq!(world.counts(), before, "the source was asked");
+                drop((held, large));
             }
-            for path in ["", "d", "d/f"] {
-                let stats: serde_json::Value = serde_json::from_str(&world.xattr(path, "stats")).unwrap();
-                assert_eq!(stats["cached_files"], 2);
-                assert!(Path::new(&world.xattr(path, "control")).exists());
-                let mut names = [0u8; 4096];
-                let len = rustix::fs::llistxattr(world.mnt(path), &mut names).unwrap();
-                let names: BTreeSet<_> = names[..len].split_inclusive(|b| *b == 0).collect();
-                let wanted: &[&str] = match (list, path) {
-                    (false, _) => &[],
-                    (true, "d/f") => {
-                        &["state", "pinned", "cached_bytes", "mode", "hits", "cache_path", "stats", "control"]
-                    }
-                    (true, _) => &["state", "stats", "control"],
-                };
-                let wanted: Vec<_> = wanted.iter().map(|n| format!("user.warmfs.{n}\0")).collect();
-                assert_eq!(names, wanted.iter().map(|n| n.as_bytes()).collect(), "{path}");
-            }
-            // A buffer too small is said to be so, and the size can be asked for.
-            let short = rustix::fs::lgetxattr(world.mnt("d/f"), "user.warmfs.state", &mut [0u8; 2]);
-            assert_eq!(short, Err(Errno::RANGE));
-            assert_eq!(world.counts(), before, "the source was asked");
-            drop((held, large));
-        }
+        });
     });
 }
 
 #[test]
 fn bug_162_faults_in_a_map_fetch_in_large_pieces() {
     need_mount!();
-    both(|mode| {
-        let world = Slow::new();
-        let bytes = world.put("model", 48 << 20, 1);
-        world.mount(&["--latency", "5ms"], mode);
-        let file = File::open(world.mnt("model")).unwrap();
-        let map = Map::shared(&file);
-        // Tensor by tensor: at odd places, each from its start to its end.
-        let mut dice = Dice::new(5);
-        for _ in 0..30 {
-            let at = dice.below(bytes.len() - (1 << 20)) & !4095;
-            for page in (at..at + (1 << 20)).step_by(4096) {
-                assert_eq!(map[page..page + 8], bytes[page..page + 8]);
+    undisturbed(|| {
+        both(|mode| {
+            let world = Slow::new();
+            let bytes = world.put("model", 32 << 20, 1);
+            world.mount(&["--latency", "5ms"], mode);
+            let file = File::open(world.mnt("model")).unwrap();
+            let map = Map::shared(&file);
+            // Tensor by tensor: at odd places, each from its start to its end.
+            let mut dice = Dice::new(5);
+            for _ in 0..30 {
+                let at = dice.below(bytes.len() - (1 << 20)) & !4095;
+                for page in (at..at + (1 << 20)).step_by(4096) {
+                    assert_eq!(map[page..page + 8], bytes[page..page + 8]);
+                }
             }
-        }
-        assert!(*map == *bytes);
-        let (reads, read) = (world.count("read"), world.count("read_bytes"));
-        assert!(read / reads >= 512 << 10, "{read} bytes in {reads} reads");
-        assert!(read as f64 <= bytes.len() as f64 * 1.05);
+            assert!(*map == *bytes);
+            let (reads, read) = (world.count("read"), world.count("read_bytes"));
+            assert!(read / reads >= 512 << 10, "{read} bytes in {reads} reads");
+            assert!(read as f64 <= bytes.len() as f64 * 1.05);
+        });
     });
 }
 
 #[test]
 fn bug_164_a_small_file_is_one_read_of_the_source() {
     need_mount!();
-    both(|mode| {
-        let world = Slow::new();
-        let sizes: Vec<usize> = (0..100).map(|n| 4096 + n * 10_000).collect();
-        let bytes: Vec<_> = (0..100).map(|n| world.put(&format!("d/{n}"), sizes[n], n as u64)).collect();
-        world.mount(&["--latency", "1ms"], mode);
-        std::thread::scope(|scope| {
-            for t in 0..4 {
-                let (world, bytes) = (&world, &bytes);
-                scope.spawn(move || {
-                    for n in (t..100).step_by(4) {
-                        assert!(world.get(&format!("d/{n}")) == bytes[n]);
-                    }
-                });
-            }
+    undisturbed(|| {
+        both(|mode| {
+            let world = Slow::new();
+            let sizes: Vec<usize> = (0..50).map(|n| 4096 + n * 20_000).collect();
+            let bytes: Vec<_> = (0..50).map(|n| world.put(&format!("d/{n}"), sizes[n], n as u64)).collect();
+            world.mount(&["--latency", "1ms", "--ttl", "10s"], mode);
+            std::thread::scope(|scope| {
+                for t in 0..4 {
+                    let (world, bytes) = (&world, &bytes);
+                    scope.spawn(move || {
+                        for n in (t..50).step_by(4) {
+                            assert!(world.get(&format!("d/{n}")) == bytes[n]);
+                        }
+                    });
+                }
+            });
+            let (total, reads) = (sizes.iter().sum::<usize>(), world.count("read"));
+            assert!(reads <= 60, "{reads} reads for 50 files");
+            assert!(world.count("read_bytes") as f64 <= total as f64 * 1.05);
         });
-        let (total, reads) = (sizes.iter().sum::<usize>(), world.count("read"));
-        assert!(reads <= 120, "{reads} reads for 100 files");
-        assert!(world.count("read_bytes") as f64 <= total as f64 * 1.05);
     });
 }
