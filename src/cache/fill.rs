@@ -184,8 +184,22 @@ impl Cache {
         }
     }
 
-    /// A large file, to be filled chunk by chunk as it is read. [`Serving::Source`] if nothing can be kept of it.
-    pub fn begin_partial(&self, want: &Want) -> std::result::Result<Serving, FillError> {
+    /// A large file, to be filled chunk by chunk as it is read: opens it in the source, once for all who ask at the same
+    /// time, and then calls `then`, on this thread or on that of the one who opens it already. [`Serving::Source`] if
+    /// nothing can be kept of it.
+    pub fn begin_partial(&self, want: &Want, then: Waiter<std::result::Result<Arc<Serving>, FillError>>) {
+        let mut then = Some(then);
+        let waiter = || then.take().expect("asked for once at most");
+        let Some(lead) = self.begins.join((want.id, want.version), waiter) else { return };
+        let result = self.begin_now(want).map(Arc::new);
+        // Before the flight ends: who comes after it finds the file open.
+        if let Some(then) = then {
+            then(result.clone());
+        }
+        lead.finish(result);
+    }
+
+    fn begin_now(&self, want: &Want) -> std::result::Result<Serving, FillError> {
         let source = self.open_version(want)?;
         let opened = source.attr().map_err(FillError::Failed)?;
         let file = match self.get(want.id, &want.version) {
@@ -219,8 +233,10 @@ impl Cache {
                 let chunks = vec![Chunk::Missing; chunk_count(want.version.size) as usize];
                 let path = want.path.as_os_str().as_bytes();
                 let file = CacheFile::new(want.id, want.version, path, Place::Ssd { number }, chunks, room);
-                let used = file.use_it().expect("not in the map yet, so nobody retired it");
-                self.publish(&file);
+                let (used, first) = self.publish_or_join(&file);
+                if !first && let Err(e) = self.dir.remove(number) {
+                    self.ssd_failed(&e);
+                }
                 Some(used)
             }
             Err(e) => {

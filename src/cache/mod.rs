@@ -118,6 +118,7 @@ impl Cache {
             policy: Mutex::new(policy),
             files: FileMap::new(),
             fills: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
+            begins: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             chunks: FlightTable::new(|| Err(abandoned())),
             journal: Journal::new(index, dir, stats),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
@@ -253,6 +254,16 @@ impl Cache {
         }
     }
 
+    /// Another version has taken the place of `old`, which is sound: who uses it reads on from it.
+    fn supersede(&self, old: &Arc<CacheFile>) {
+        if !old.retire()
+            && let Err(e) = old.keep_open(&self.dir)
+        {
+            self.ssd_failed(&e);
+        }
+        self.discard(old);
+    }
+
     /// Counts a fault of the SSD; says so once in a while.
     fn ssd_failed(&self, error: &Error) {
         self.stats.cache_errors.inc();
@@ -361,6 +372,27 @@ impl FileMap {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
         old
+    }
+
+    /// Puts `file` in and begins to use it, and gives the one that it replaces; or the use of the one that is there, if
+    /// that has the same content.
+    fn insert_or_use(
+        &self,
+        file: &Arc<CacheFile>,
+    ) -> std::result::Result<(FileUse, Option<Arc<CacheFile>>), FileUse> {
+        let mut shard = self.shard(file.id()).lock();
+        if let Some(there) = shard.get(&file.id())
+            && there.version() == file.version()
+            && let Some(used) = there.use_it()
+        {
+            return Err(used);
+        }
+        let used = file.use_it().expect("not in the map yet, so nobody retired it");
+        let old = shard.insert(file.id(), file.clone());
+        if old.is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok((used, old))
     }
 
     /// Removes this file and no other that has taken its place.

@@ -4,6 +4,7 @@
 
 use super::Cache;
 use super::fill::{FillError, Served, Want, shown};
+use super::read::Serving;
 use crate::types::{Attr, Error, ErrorKind, FileKind, Result};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -135,7 +136,7 @@ impl Cache {
                 matches!(served, Served::File(file) if matches!(file.place(), crate::store::Place::Ssd { .. })),
             );
         }
-        let serving = self.begin_partial(&want)?;
+        let serving = self.begin_blocking(&want)?;
         self.fill_rest(&serving, &mut |n| bytes(n, true)).map_err(FillError::Failed)?;
         Ok(serving.file().is_some_and(|f| f.is_complete()))
     }
@@ -144,6 +145,13 @@ impl Cache {
     pub fn fill_blocking(&self, want: &Want) -> std::result::Result<Served, FillError> {
         let (tx, rx) = mpsc::sync_channel(1);
         self.fill(want.clone(), Box::new(move |result| drop(tx.send(result))));
+        rx.recv().unwrap_or_else(|_| Err(FillError::Failed(super::abandoned())))
+    }
+
+    /// [`Cache::begin_partial`] for a thread that may block.
+    fn begin_blocking(&self, want: &Want) -> std::result::Result<Arc<Serving>, FillError> {
+        let (tx, rx) = mpsc::sync_channel(1);
+        self.begin_partial(want, Box::new(move |result| drop(tx.send(result))));
         rx.recv().unwrap_or_else(|_| Err(FillError::Failed(super::abandoned())))
     }
 

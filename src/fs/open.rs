@@ -298,21 +298,25 @@ impl Fs {
     }
 
     /// The source has another version than the look-up saw. If nobody has the old one open the node takes the new one.
+    /// With another size the kernel must hear of it first, or it would end every read where the old version ended: it
+    /// is sent back to look the name up.
     fn open_changed(self: &Arc<Self>, node: Arc<Node>, now: &Attr, tries: u32, reply: Reply<Opened>) {
-        {
+        let goes_on = {
             let mut state = node.lock();
             let same = now.identity == state.attr.identity && now.kind == node.kind;
-            if !same || state.open.is_some() {
-                return {
-                    drop(state);
-                    reply(Err(changed()))
-                };
+            let takes_it = same && state.open.is_none();
+            let same_size = now.size == state.attr.size;
+            if takes_it {
+                state.attr = *now;
+                state.checked_ms = self.now_ms();
+                state.pages_stale = true;
             }
-            state.attr = *now;
-            state.checked_ms = self.now_ms();
-            state.pages_stale = true;
+            takes_it && same_size
+        };
+        match goes_on {
+            true => self.open_by_plan(node, tries - 1, reply),
+            false => reply(Err(changed())),
         }
-        self.open_by_plan(node, tries - 1, reply);
     }
 
     fn open_served(self: &Arc<Self>, node: &Arc<Node>, served: Served) -> Result<Opened> {
@@ -357,24 +361,28 @@ impl Fs {
 
     fn open_chunks(self: &Arc<Self>, node: Arc<Node>, tries: u32, reply: Reply<Opened>) {
         let attr = node.lock().attr;
-        let serving = match self.cached_copy(&node, &attr) {
-            // Only to be verified: the source is not needed for that.
-            Some(file) if file.is_complete() => Ok(Serving::partial(file, None)),
-            _ => self.cache.begin_partial(&self.want(&node, &attr)),
-        };
-        match serving {
-            Ok(serving) => {
-                if let Serving::Source(_) = serving {
-                    self.stats.bypass_opens.inc();
-                }
-                if let Some(file) = serving.file() {
-                    self.cache.note_open(file);
-                }
-                reply(self.begin(&node, Mode::Cached, Arc::new(serving)));
-            }
-            Err(FillError::Changed(now)) => self.open_changed(node, &now, tries, reply),
-            Err(FillError::Failed(e)) => reply(Err(e)),
+        // Only to be verified: the source is not needed for that.
+        if let Some(file) = self.cached_copy(&node, &attr).filter(|file| file.is_complete()) {
+            return reply(self.begin_chunks(&node, Arc::new(Serving::partial(file, None))));
         }
+        let fs = self.clone();
+        let want = self.want(&node, &attr);
+        self.cache.begin_partial(
+            &want,
+            Box::new(move |begun| match begun {
+                Ok(serving) => reply(fs.begin_chunks(&node, serving)),
+                Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
+                Err(FillError::Failed(e)) => reply(Err(e)),
+            }),
+        );
+    }
+
+    fn begin_chunks(&self, node: &Node, serving: Arc<Serving>) -> Result<Opened> {
+        match serving.file() {
+            Some(file) => self.cache.note_open(file),
+            None => self.stats.bypass_opens.inc(),
+        }
+        self.begin(node, Mode::Cached, serving)
     }
 
     /// RELEASE: one handle less.

@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc;
+use std::sync::{PoisonError, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
 /// A test that takes longer than this hangs.
@@ -272,10 +272,43 @@ pub fn text(output: &Output) -> String {
     )
 }
 
+/// Held while requests are counted: what is dropped for one test is dropped for all.
+static CACHES: RwLock<()> = RwLock::new(());
+
+/// Runs a test that counts requests while no other test drops the kernel's caches; it must not, either. If another
+/// process does, a failure says nothing and the test runs again.
+pub fn undisturbed(test: impl Fn()) {
+    let _quiet = CACHES.read().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        let before = drops();
+        let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&test)) else { return };
+        if drops() == before {
+            std::panic::resume_unwind(panic);
+        }
+        eprintln!("another process has dropped the kernel's caches meanwhile: once more");
+    }
+}
+
+/// How often the kernel's caches were dropped since the machine started.
+fn drops() -> Vec<String> {
+    let figures = std::fs::read_to_string("/proc/vmstat").unwrap();
+    figures.lines().filter(|line| line.starts_with("drop_")).map(String::from).collect()
+}
+
 /// Drops the kernel's page, name and attribute caches.
 pub fn drop_caches() {
     rustix::fs::sync();
-    std::fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+    drop_some("3");
+}
+
+/// Drops the kernel's name and attribute caches.
+pub fn drop_names() {
+    drop_some("2");
+}
+
+fn drop_some(what: &str) {
+    let _alone = CACHES.write().unwrap_or_else(PoisonError::into_inner);
+    std::fs::write("/proc/sys/vm/drop_caches", what).unwrap();
 }
 
 fn dump_stacks() {

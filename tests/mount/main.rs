@@ -1,5 +1,6 @@
 //! Real mounts of the real binary: what a user, a training job and an operator see. Needs /dev/fuse and root; without
 //! them each test says so once and passes.
+#![allow(clippy::unwrap_used)]
 
 // Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
