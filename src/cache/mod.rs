@@ -76,7 +76,9 @@ pub struct Cache {
     ram: RamWindow,
     policy: Mutex<Box<dyn Eviction>>,
     files: FileMap,
+    // By version, too: who wants one must not be given another.
     fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
+    begins: FlightTable<(FileId, FileVersion), std::result::Result<Arc<Serving>, FillError>>,
     chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
     journal: Journal,
     background: Pool,
@@ -204,17 +206,6 @@ impl Cache {
         was_there
     }
 
-    /// Discards a file because the source has a newer version. Handles that are open keep the old one whole, so it is
-    /// opened for them while it still has a name.
-    fn supersede(&self, file: &Arc<CacheFile>) {
-        if file.is_in_use()
-            && let Err(e) = file.keep_open(&self.dir)
-        {
-            self.ssd_failed(&e);
-        }
-        self.discard(file);
-    }
-
     /// Drops the cached copy of `id`, at an operator's wish. `false` if there is none or somebody uses it.
     pub fn evict(&self, id: FileId) -> bool {
         let in_ram = self.ram.remove(id);
@@ -245,6 +236,30 @@ impl Cache {
             policy.inserted(file.id());
             self.files.insert(file.clone())
         };
+        self.published(file, old);
+    }
+
+    /// The same, unless this version of it is there already, which is then used: of two that are opened at once, both
+    /// read from one. Tells whether it is the new one.
+    fn publish_or_join(&self, file: &Arc<CacheFile>) -> (FileUse, bool) {
+        let put = {
+            let mut policy = self.policy.lock();
+            let put = self.files.insert_or_use(file);
+            if put.is_ok() {
+                policy.inserted(file.id());
+            }
+            put
+        };
+        match put {
+            Ok((used, old)) => {
+                self.published(file, old);
+                (used, true)
+            }
+            Err(used) => (used, false),
+        }
+    }
+
+    fn published(&self, file: &Arc<CacheFile>, old: Option<Arc<CacheFile>>) {
         if let Some(old) = old {
             self.supersede(&old);
         }

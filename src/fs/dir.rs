@@ -249,22 +249,17 @@ impl Fs {
                 Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
                 None => (self.nodes.unknown_id(row.ino), None),
             };
-            let (id, attr) = (known.0.id, Some((known.1, known.2)));
             let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
             if full {
                 // The entry was not sent, so the kernel has no reference.
-                self.forget(id, 1);
+                if let Some((node, ..)) = known {
+                    self.forget(node.id, 1);
+                }
                 break;
             }
             sent = true;
         }
         Ok(())
-    }
-
-    /// A node for an entry of which only the listing is known. Its attributes are good for no time at all.
-    fn listed(&self, parent: &Arc<Node>, name: &OsStr, row: &Row) -> Option<Known> {
-        let (node, attr) = self.nodes.enter_listed(parent, name.as_bytes(), row.kind, row.ino)?;
-        Some((node, attr, Duration::ZERO))
     }
 
     /// Runs `job` on a thread that may wait for the source.
@@ -293,8 +288,7 @@ impl DirHandle {
         }
         for (i, (name, id, kind)) in Fs::inside_names().into_iter().enumerate() {
             let next = i as u64 + DOTS + 1;
-            let attr = Some((super::inside::inside_attr(id), super::FOREVER));
-            if offset < next && add(Listed { id, kind, name: OsStr::new(name), next, attr }) {
+            if offset < next && add(Listed { id, kind, name: OsStr::new(name), next, attr: None }) {
                 return;
             }
         }
@@ -322,9 +316,6 @@ enum Asked {
     Later,
 }
 
-/// A node with a reference counted, its attributes, and how long they are good.
-type Known = (Arc<Node>, Attr, Duration);
-
 impl Asker<'_> {
     fn entry(&mut self, name: &OsStr, sent: bool) -> Asked {
         let fs = self.fs;
@@ -338,12 +329,6 @@ impl Asker<'_> {
         if sent && (self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked) {
             return Asked::Later;
         }
-        self.ask(name)
-    }
-
-    /// From the source.
-    fn ask(&mut self, name: &OsStr) -> Option<Known> {
-        let fs = self.fs;
         if self.dir.is_none() {
             self.dir = self.fs.source.open_dir(&self.node.path()).ok();
         }

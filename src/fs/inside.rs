@@ -63,7 +63,7 @@ impl Fs {
     }
 }
 
-pub(super) fn inside_attr(id: NodeId) -> Attr {
+fn inside_attr(id: NodeId) -> Attr {
     let directory = id == DIRECTORY;
     Attr {
         kind: if directory { FileKind::Directory } else { FileKind::Regular },

@@ -122,16 +122,16 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
-        let (attr, checked_ms, retired, only_listed) = {
+        let (attr, checked_ms, retired) = {
             let state = node.lock();
-            (state.attr, state.checked_ms, state.retired, state.only_listed)
+            (state.attr, state.checked_ms, state.retired)
         };
         // A retired node is known through its handles only, which keep their version.
         if retired {
             return reply(Ok((attr, STALE_TTL)));
         }
         let left = self.ttl_left(checked_ms);
-        if !left.is_zero() && !only_listed {
+        if !left.is_zero() {
             return reply(Ok((attr, left)));
         }
         let known = Box::new(move || Some((attr, STALE_TTL)));
@@ -148,7 +148,7 @@ impl Fs {
         };
         let mut state = node.lock();
         match found {
-            Some(attr) if state.is_of(&attr.identity) && attr.kind == node.kind => {
+            Some(attr) if attr.identity == state.attr.identity && attr.kind == node.kind => {
                 let changed = self.source.version(&attr) != self.source.version(&state.attr);
                 if changed && state.open.is_some() {
                     // Its handles keep their version; the name leads to a new node at the next look-up.
@@ -157,7 +157,6 @@ impl Fs {
                 state.pages_stale |= changed;
                 state.attr = attr;
                 state.checked_ms = checked_ms;
-                state.only_listed = false;
                 Ok((attr, self.ttl_left(checked_ms)))
             }
             // Not there any more under that name: who holds it open, or stands in it, may still ask.

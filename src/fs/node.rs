@@ -46,8 +46,6 @@ pub struct NodeState {
     pub attr: Attr,
     /// When that was, milliseconds since the start.
     pub checked_ms: u64,
-    /// It was seen in a listing only: of its attributes no more is known than type and inode number.
-    pub only_listed: bool,
     /// The file has a newer version, which has another node.
     pub retired: bool,
     /// The kernel's pages are of an older version: the next open must not keep them.
@@ -84,21 +82,12 @@ pub enum Mode {
     Cached,
 }
 
-impl NodeState {
-    /// Whether it is the object with this identity, as far as is known.
-    pub fn is_of(&self, identity: &Identity) -> bool {
-        let known = &self.attr.identity;
-        known == identity || (self.only_listed && (known.dev, known.ino) == (identity.dev, identity.ino))
-    }
-}
-
 impl Node {
     fn new(id: NodeId, attr: Attr, place: Option<(Arc<Node>, Box<[u8]>)>, checked_ms: u64) -> Arc<Self> {
         let state = NodeState {
             place,
             attr,
             checked_ms,
-            only_listed: false,
             retired: false,
             pages_stale: false,
             open: None,
@@ -258,7 +247,7 @@ impl NodeTable {
         };
         // A reference is counted while the shard is locked: FORGET removes under the same lock.
         let mut state = node.state.lock();
-        if !state.is_of(&attr.identity) || node.kind != attr.kind || state.retired {
+        if state.attr.identity != attr.identity || node.kind != attr.kind || state.retired {
             return None;
         }
         if version_changed(&state.attr, attr) {
@@ -273,42 +262,9 @@ impl NodeTable {
         }
         state.attr = *attr;
         state.checked_ms = checked_ms;
-        state.only_listed = false;
         drop(state);
         node.nlookup.fetch_add(1, Ordering::AcqRel);
         Some(node)
-    }
-
-    /// Notes an entry of a listing whose attributes are not known now, and counts a reference of the kernel on its node.
-    /// Attributes that were known once stay. `None` if its number is another's.
-    pub fn enter_listed(
-        &self,
-        parent: &Arc<Node>,
-        name: &[u8],
-        kind: FileKind,
-        ino: u64,
-    ) -> Option<(Arc<Node>, Attr)> {
-        let attr =
-            Attr::of_listed(kind, Identity { dev: self.root_device, ino, birth: Timestamp::default() });
-        let id = self.listed_id(ino);
-        let mut shard = self.shard(id).lock();
-        let node = shard.entry(id).or_insert_with(|| {
-            let node = Node::new(id, attr, Some((parent.clone(), name.into())), 0);
-            node.lock().only_listed = true;
-            node
-        });
-        let state = node.state.lock();
-        let known = state.attr;
-        if known.identity.dev != attr.identity.dev
-            || known.identity.ino != ino
-            || node.kind != kind
-            || state.retired
-        {
-            return None;
-        }
-        drop(state);
-        node.nlookup.fetch_add(1, Ordering::AcqRel);
-        Some((node.clone(), known))
     }
 
     /// The kernel drops `count` references.

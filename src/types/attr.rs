@@ -82,24 +82,3 @@ pub struct Attr {
     /// Which object this is.
     pub identity: Identity,
 }
-
-impl Attr {
-    /// Of an entry of which only the listing has told: everything else is nothing.
-    pub fn of_listed(kind: FileKind, identity: Identity) -> Self {
-        let never = Timestamp::default();
-        Self {
-            kind,
-            perm: 0,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: never,
-            mtime: never,
-            ctime: never,
-            identity,
-        }
-    }
-}

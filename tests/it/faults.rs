@@ -153,11 +153,14 @@ fn a_source_that_hangs_does_not_block_what_is_cached() {
     }
 }
 
+/// What is done to a data file, by name.
+type Tamper = (&'static str, fn(&Path));
+
 /// Goal: files missing, shortened or replaced on the SSD are fetched again. Method: each kind of tampering, seen at
 /// the next start, where nothing is open or registered yet.
 #[test]
 fn bug_025_bug_030_tampered_data_files_are_fetched_again() {
-    let tampers: [(&str, fn(&Path)); 7] = [
+    let tampers: [Tamper; 7] = [
         ("deleted", |f| std::fs::remove_file(f).unwrap()),
         ("halved", |f| std::fs::File::options().write(true).open(f).unwrap().set_len(20_000).unwrap()),
         ("longer", |f| std::fs::File::options().write(true).open(f).unwrap().set_len(60_000).unwrap()),

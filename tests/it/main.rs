@@ -1,6 +1,4 @@
 //! Tests of the library without a mount: no privileges, no kernel in the loop.
-#![allow(clippy::unwrap_used)]
-
 // Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
 

@@ -1,16 +1,21 @@
 //! Real mounts of the real binary: what a user, a training job and an operator see. Needs /dev/fuse and root; without
 //! them each test says so once and passes.
-#![allow(clippy::unwrap_used)]
 
 // Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
 
+mod clients;
+mod coherence;
 mod common;
+mod dirs;
 mod faulty_source;
+mod files;
 mod lifecycle;
 mod listing;
+mod modes;
 mod refusals;
 mod restart;
 mod smoke;
 mod space;
+mod tools;
 mod users;
