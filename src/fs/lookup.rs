@@ -79,6 +79,10 @@ impl Fs {
             return None;
         }
         let Some(row) = listing.find(name.as_bytes()) else {
+            // A listing of the source does not know what warmfs adds to it.
+            if let Some(entry) = self.lookup_shadow(parent, name) {
+                return Some(entry);
+            }
             let ttl = if fresh { self.ttl_left(listing.checked_ms()) } else { STALE_TTL };
             return Some(Entry::Missing(ttl));
         };
