@@ -20,7 +20,7 @@ pub mod mount;
 pub mod show;
 
 use crate::config;
-use crate::types::{Error, ErrorKind};
+use crate::types::{Error, ErrorKind, PathText};
 use args::{Cli, ConfigVerb, Verb};
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
@@ -67,9 +67,12 @@ impl From<config::ConfigError> for Failure {
 
 impl From<crate::control::ClientError> for Failure {
     fn from(error: crate::control::ClientError) -> Self {
-        use crate::control::ClientError::{NotMounted, NotOnMount};
+        use crate::control::ClientError::{Io, NotMounted, NotOnMount};
         match error {
             NotOnMount { .. } | NotMounted { .. } => Self::usage(error.to_string()),
+            Io { op: "resolve", subject, error } if error.kind() == std::io::ErrorKind::NotFound => {
+                Self::usage(format!("{subject}: no such file or directory"))
+            }
             other => Self::run_time(other.to_string()),
         }
     }
@@ -109,12 +112,19 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Demo(args) => demo::run(&args),
         Verb::Config { verb } => config_verb(&verb),
         Verb::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "warmfs", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "warmfs", &mut script);
+            show::print_bytes(&script);
             Ok(())
         }
-        Verb::Man => clap_mangen::Man::new(Cli::command())
-            .render(&mut std::io::stdout())
-            .map_err(|e| Failure::run_time(e.to_string())),
+        Verb::Man => {
+            let mut page = Vec::new();
+            clap_mangen::Man::new(Cli::command())
+                .render(&mut page)
+                .map_err(|e| Failure::run_time(e.to_string()))?;
+            show::print_bytes(&page);
+            Ok(())
+        }
         Verb::Faultfs(args) => mount::faultfs(&args),
     }
 }
@@ -129,7 +139,7 @@ fn doctor(
     if json {
         show::print_json(&report);
     } else {
-        print!("{report}");
+        show::line(&report);
     }
     match report.worst() {
         doctor::Status::Fail => Err(Failure { code: 1, message: String::new() }),
@@ -144,7 +154,7 @@ fn config_verb(verb: &ConfigVerb) -> Result<(), Failure> {
             errors.iter().for_each(|e| eprintln!("warmfs: {e}"));
             match errors.is_empty() {
                 true => {
-                    println!("{}: good", file.display());
+                    show::line(format_args!("{}: good", PathText(file)));
                     Ok(())
                 }
                 false => Err(Failure { code: 2, message: String::new() }),

@@ -5,6 +5,7 @@
 
 use super::Failure;
 use super::args::{FaultfsArgs, MountArgs};
+use super::show::line;
 use crate::config::{self, Config};
 use crate::mount::{self, Plan, log};
 use crate::types::units;
@@ -89,14 +90,14 @@ fn start_daemon() -> Result<(), Failure> {
 fn report(result: Result<(), Failure>) -> Result<(), Failure> {
     if let Err(failure) = &result {
         tracing::error!("{}", failure.message);
-        println!("{} {}", failure.code, failure.message.replace('\n', " "));
+        line(format_args!("{} {}", failure.code, failure.message.replace('\n', " ")));
     }
     result.map_err(|failure| Failure { message: String::new(), ..failure })
 }
 
 /// The mount serves: says so, and lets go of the terminal and of whoever waits for our output to end.
 fn let_go() {
-    println!("ready");
+    line("ready");
     // Started through a link, the process would be called `exe` in ps and pgrep.
     let _ = rustix::thread::set_name(c"warmfs");
     // Each may fail only if /dev/null is missing, and then the terminal stays open: no harm to the mount.

@@ -2,28 +2,42 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// One JSON value and a newline. A reader that has gone is no error.
-pub fn print_json(value: &impl Serialize) {
-    let text = serde_json::to_string_pretty(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"));
-    let _ = writeln!(std::io::stdout(), "{text}");
+/// A line on standard output; false if nobody reads there any more, which is no error.
+pub fn line(text: impl Display) -> bool {
+    writeln!(std::io::stdout(), "{text}").is_ok()
+}
+
+/// One JSON value and a newline.
+pub fn print_json(value: &impl Serialize) -> bool {
+    line(serde_json::to_string_pretty(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}")))
+}
+
+/// Bytes that another crate has made, such as the manual page.
+pub fn print_bytes(bytes: &[u8]) {
+    let _ = std::io::stdout().write_all(bytes);
+}
+
+/// `1 file`, `2 files`.
+pub fn files(count: u64) -> String {
+    format!("{count} file{}", if count == 1 { "" } else { "s" })
 }
 
 /// A table with a heading, its columns as wide as they must be.
-pub fn table(heading: &[&str], rows: &[Vec<String>]) {
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> bool {
     let width = |i: usize| {
         let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
         cells.chain([heading[i].chars().count()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..heading.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
+    let print = |cells: &mut dyn Iterator<Item = &str>| {
         let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(std::io::stdout(), "{}", padded.join("  ").trim_end());
+        line(padded.join("  ").trim_end())
     };
-    line(&mut heading.iter().copied());
-    rows.iter().for_each(|row| line(&mut row.iter().map(String::as_str)));
+    print(&mut heading.iter().copied()) && rows.iter().all(|row| print(&mut row.iter().map(String::as_str)))
 }
 
 /// Progress of something with a known end.
@@ -61,7 +75,8 @@ impl Progress {
             None if Instant::now().checked_duration_since(self.last_line) >= Some(LINE_INTERVAL) => {
                 self.last_line = Instant::now();
                 let shown = crate::types::units::show_size;
-                eprintln!(
+                let _ = writeln!(
+                    std::io::stderr(),
                     "{}: {files} of {files_total} files, {} of {}",
                     self.what,
                     shown(bytes),
