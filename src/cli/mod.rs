@@ -117,16 +117,25 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
             show::print_bytes(&script);
             Ok(())
         }
-        Verb::Man => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Cli::command())
-                .render(&mut page)
-                .map_err(|e| Failure::run_time(e.to_string()))?;
-            show::print_bytes(&page);
-            Ok(())
-        }
+        Verb::Man { command } => man(command.as_deref()),
         Verb::Faultfs(args) => mount::faultfs(&args),
     }
+}
+
+fn man(command: Option<&str>) -> Result<(), Failure> {
+    let mut shown = Cli::command();
+    // Gives every command its whole name, as its synopsis shows it.
+    shown.build();
+    if let Some(name) = command {
+        let found = shown.find_subcommand(name).filter(|c| !c.is_hide_set()).cloned();
+        shown = found
+            .ok_or_else(|| Failure::usage(format!("there is no command `{name}`: see warmfs --help")))?;
+        shown = shown.display_name(format!("warmfs-{name}"));
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(shown).render(&mut page).map_err(|e| Failure::run_time(e.to_string()))?;
+    show::print_bytes(&page);
+    Ok(())
 }
 
 fn doctor(

@@ -54,7 +54,7 @@ impl Progress {
     /// Progress of `what`; silent if `quiet`.
     pub fn new(what: &'static str, quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let style = "{msg} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+            let style = "{msg} [{bar:30}] {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
             let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(0).with_style(style).with_message(what)
         });
