@@ -5,7 +5,7 @@
 //! | [`args`] | the words: verbs, flags, and what they mean for the configuration |
 //! | [`mount`] | `mount`, `umount`: starting a daemon and waiting until it serves |
 //! | [`ask`] | `stats`, `status`, `warm`, `evict`, `verify`: asking a running one |
-//! | [`doctor`] | what this kernel and this user can do |
+//! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
 //! | [`show`] | tables, progress, JSON |
 //!

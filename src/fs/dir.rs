@@ -112,9 +112,11 @@ pub struct Listed<'a> {
 /// `.` and `..` come first.
 const DOTS: u64 = 2;
 
-/// Time that one READDIRPLUS may spend on asking for attributes. What is left then is sent without, and is looked up
-/// by those who want it: listing a slow source must not become slower by wanting to help.
-const STAT_BUDGET: Duration = Duration::from_millis(5);
+/// Time that one READDIRPLUS may spend on asking a quick source for attributes.
+const STAT_BUDGET: Duration = Duration::from_millis(50);
+/// A source that takes longer than this for one answer is not quick. Its entries are sent without attributes, and are
+/// looked up by those who want them: a listing must not become slower by wanting to help.
+const QUICK_STAT: Duration = Duration::from_micros(200);
 
 impl Fs {
     /// OPENDIR.
@@ -232,7 +234,7 @@ impl Fs {
         if !handle.dots(offset, add) {
             return Ok(());
         }
-        let mut asker = Asker { fs: self, node, dir: None, since: Instant::now() };
+        let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
         for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
             let name = OsStr::from_bytes(listing.name(row));
             // An entry that is gone meanwhile, and whose number something else has, is not listed.
@@ -285,7 +287,8 @@ struct Asker<'a> {
     fs: &'a Fs,
     node: &'a Arc<Node>,
     dir: Option<Box<dyn SourceDir>>,
-    since: Instant,
+    asked: u32,
+    took: Duration,
 }
 
 impl Asker<'_> {
@@ -308,13 +311,18 @@ impl Asker<'_> {
     /// Asks the source while there is time. An entry that is gone or refused is listed all the same; who asks for it
     /// learns why.
     fn stat(&mut self, name: &OsStr) -> Option<Attr> {
-        if self.since.elapsed() > STAT_BUDGET || self.fs.watch.is_silent() {
+        let slow = self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked;
+        if (self.asked > 0 && slow) || self.fs.watch.is_silent() {
             return None;
         }
         if self.dir.is_none() {
             self.dir = self.fs.source.open_dir(&self.node.path()).ok();
         }
-        self.dir.as_ref()?.stat(name.as_bytes()).ok()
+        let started = Instant::now();
+        let attr = self.dir.as_ref()?.stat(name.as_bytes()).ok();
+        self.took += started.elapsed();
+        self.asked += 1;
+        attr
     }
 }
 
