@@ -102,7 +102,10 @@ impl Cache {
         dir.start_numbers_at(next);
         if !clean {
             let removed = dir.sweep(&records.iter().map(|(_, r)| r.number).collect::<HashSet<_>>())?;
-            tracing::info!("the last stop was not clean: {removed} unfinished files removed");
+            // A new cache has nothing to be said of.
+            if removed > 0 || !records.is_empty() {
+                tracing::info!("the last stop was not clean: {removed} unfinished files removed");
+            }
         }
         let cache = Arc::new(Self {
             budget: Budget::new(settings.bytes_max, settings.files_max),

@@ -3,7 +3,7 @@
 use crate::config::Flag;
 use clap::{Args, Parser, Subcommand};
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A tiered SSD cache file system for GPU training.
 ///
@@ -243,7 +243,8 @@ impl MountArgs {
             flags.extend(text.map(|text| Flag { flag: flag.into(), key, text }));
         };
         let on = |given: bool, value: &str| given.then(|| value.to_string());
-        add("--cache-dir", "cache.dir", self.cache_dir.as_ref().map(|d| d.to_string_lossy().into_owned()));
+        // A value of the configuration is text; what is not, [`Self::cache_dir_beyond_text`] has.
+        add("--cache-dir", "cache.dir", self.cache_dir.as_ref().and_then(|d| d.to_str()).map(String::from));
         add("--cache-size", "cache.size", self.cache_size.clone());
         add("--evict-policy", "cache.evict_policy", self.evict_policy.clone());
         add("--ttl", "metadata.ttl", self.ttl.clone());
@@ -251,6 +252,13 @@ impl MountArgs {
         add("--allow-other", "mount.allow_other", on(self.allow_other, "true"));
         add("--private", "mount.allow_other", on(self.private, "false"));
         Ok(flags)
+    }
+}
+
+impl MountArgs {
+    /// The cache directory of the flag, where it is not UTF-8 and so cannot be a value of the configuration.
+    pub fn cache_dir_beyond_text(&self) -> Option<&Path> {
+        self.cache_dir.as_deref().filter(|dir| dir.to_str().is_none())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `stats`, `status`, `warm`, `evict`, `verify`: asking a running mount through its control socket and its xattrs.
 
 use super::Failure;
-use super::show::{Progress, files, line, print_json, table};
+use super::show::{Progress, files, print_json, table};
 use crate::cache::verify::VerifyReport;
 use crate::cache::warm::WarmReport;
 use crate::control::{Client, Mounted, RelPath, Request, batches, find_mount};
@@ -56,9 +56,9 @@ fn print_watch(before: Option<&Value>, now: &Value) -> bool {
     let get = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
     let since = |name: &str| get(now, name) - before.map_or(get(now, name), |b| get(b, name));
     if before.is_none() {
-        return line("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
+        return say!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
     }
-    line(format_args!(
+    say!(
         "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {} of {}",
         since("opens"),
         since("passthrough_opens"),
@@ -68,7 +68,7 @@ fn print_watch(before: Option<&Value>, now: &Value) -> bool {
         since("evictions"),
         show_size(get(now, "cache_used_bytes")),
         show_size(get(now, "cache_capacity_bytes")),
-    ))
+    )
 }
 
 /// One line of `warmfs status`.
@@ -235,15 +235,15 @@ pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(
     if json {
         print_json(&total);
     } else {
-        line(format_args!(
+        say!(
             "{} of {} warm, {} of {} fetched",
             total.files_warm,
             files(total.files_total),
             show_size(total.bytes_fetched),
             show_size(total.bytes_total)
-        ));
+        );
     }
-    total.failed.iter().for_each(|reason| eprintln!("warmfs: {reason}"));
+    total.failed.iter().for_each(|reason| complain!("warmfs: {reason}"));
     if total.files_without_room > 0 {
         let text = format!(
             "{} found no room; a larger --cache-size would hold them",
@@ -278,7 +278,7 @@ pub fn evict(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
     if json {
         print_json(&json!({ "files": evicted, "bytes": bytes, "in_use": in_use }));
     } else {
-        line(format_args!("{} evicted, {}", files(evicted), show_size(bytes)));
+        say!("{} evicted, {}", files(evicted), show_size(bytes));
     }
     if in_use > 0 {
         return Err(Failure::run_time(format!(
@@ -299,14 +299,14 @@ pub fn verify(paths: &[PathBuf], cache_dir: Option<&Path>, json: bool) -> Result
     if json {
         print_json(&report);
     } else {
-        line(format_args!(
+        say!(
             "{} verified, {}, {} damaged",
             files(report.files),
             show_size(report.bytes),
             report.damaged.len()
-        ));
+        );
         report.damaged.iter().for_each(|path| {
-            line(format_args!("damaged, dropped: {path}"));
+            say!("damaged, dropped: {path}");
         });
     }
     if report.damaged.is_empty() { Ok(()) } else { Err(Failure::damage()) }

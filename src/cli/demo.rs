@@ -7,7 +7,7 @@
 
 use super::Failure;
 use super::args::DemoArgs;
-use super::show::{files, line, print_json, table};
+use super::show::{files, print_json, table};
 use crate::types::PathText;
 use crate::types::units::{parse_duration, show_size};
 use serde::Serialize;
@@ -40,7 +40,7 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
     let stage = Stage::new(args.dir.as_deref())?;
     let say = |text: &str| {
         if !args.json {
-            line(text);
+            say!("{text}");
         }
     };
     say(&format!("working in   {} (removed at the end)", PathText(&stage.dir)));

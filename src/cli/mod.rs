@@ -12,6 +12,16 @@
 //! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage.
 #![forbid(unsafe_code)]
 
+/// A line on standard output, as `println!` but without its panic when the reader has gone.
+macro_rules! say {
+    ($($words:tt)*) => { $crate::cli::show::out(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+/// A line on standard error, likewise.
+macro_rules! complain {
+    ($($words:tt)*) => { $crate::cli::show::err(format_args!("{}\n", format_args!($($words)*))) };
+}
+
 pub mod args;
 pub mod ask;
 pub mod demo;
@@ -92,7 +102,7 @@ pub fn run(args: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("warmfs: {}", failure.message);
+                complain!("warmfs: {}", failure.message);
             }
             ExitCode::from(failure.code)
         }
@@ -114,7 +124,7 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "warmfs", &mut script);
-            show::print_bytes(&script);
+            show::out(String::from_utf8_lossy(&script));
             Ok(())
         }
         Verb::Man { command } => man(command.as_deref()),
@@ -134,7 +144,7 @@ fn man(command: Option<&str>) -> Result<(), Failure> {
     }
     let mut page = Vec::new();
     clap_mangen::Man::new(shown).render(&mut page).map_err(|e| Failure::run_time(e.to_string()))?;
-    show::print_bytes(&page);
+    show::out(String::from_utf8_lossy(&page));
     Ok(())
 }
 
@@ -148,7 +158,7 @@ fn doctor(
     if json {
         show::print_json(&report);
     } else {
-        show::line(&report);
+        say!("{report}");
     }
     match report.worst() {
         doctor::Status::Fail => Err(Failure { code: 1, message: String::new() }),
@@ -160,10 +170,10 @@ fn config_verb(verb: &ConfigVerb) -> Result<(), Failure> {
     match verb {
         ConfigVerb::Check { file } => {
             let errors = config::check(file);
-            errors.iter().for_each(|e| eprintln!("warmfs: {e}"));
+            errors.iter().for_each(|e| complain!("warmfs: {e}"));
             match errors.is_empty() {
                 true => {
-                    show::line(format_args!("{}: good", PathText(file)));
+                    say!("{}: good", PathText(file));
                     Ok(())
                 }
                 false => Err(Failure { code: 2, message: String::new() }),

@@ -5,7 +5,6 @@
 
 use super::Failure;
 use super::args::{FaultfsArgs, MountArgs};
-use super::show::line;
 use crate::config::{self, Config};
 use crate::mount::{self, Plan, log};
 use crate::types::units;
@@ -26,19 +25,33 @@ pub fn mount(args: &MountArgs) -> Result<(), Failure> {
         return if args.daemon { report(result) } else { result };
     }
     // What can be refused without a daemon is refused here, where the user looks.
-    let config = load(args)?;
-    Plan::new(&args.source, args.mountpoint.as_deref(), &config)?;
+    plan(args)?;
     start_daemon()
 }
 
 fn load(args: &MountArgs) -> Result<Config, Failure> {
     let flags = args.flags().map_err(Failure::usage)?;
-    Ok(config::load(args.config.as_deref(), std::env::vars_os(), &flags)?.config)
+    let mut config = config::load(args.config.as_deref(), std::env::vars_os(), &flags)?.config;
+    if let Some(dir) = args.cache_dir_beyond_text() {
+        let dir = std::path::absolute(dir)
+            .map_err(|e| Failure::usage(format!("--cache-dir {}: {e}", PathText(dir))))?;
+        config.cache.dir = Some(dir);
+    }
+    Ok(config)
+}
+
+/// Everything that can be checked before anything is changed.
+fn plan(args: &MountArgs) -> Result<(Plan, Config), Failure> {
+    let config = load(args)?;
+    let plan = Plan::new(&args.source, args.mountpoint.as_deref(), &config)?;
+    crate::sys::mount::check_possible()?;
+    Ok((plan, config))
 }
 
 fn serve(args: &MountArgs) -> Result<(), Failure> {
-    let config = load(args)?;
-    let plan = Plan::new(&args.source, args.mountpoint.as_deref(), &config)?;
+    let (plan, config) = plan(args)?;
+    // Whatever is made from here on is for nobody else.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let level = std::env::var("WARMFS_LOG").unwrap_or_else(|_| config.log.level.clone());
     let default_log = plan.cache_dir.join("log/warmfs.log");
     match (&config.log.file, args.daemon) {
@@ -53,7 +66,7 @@ fn serve(args: &MountArgs) -> Result<(), Failure> {
     let daemon = args.daemon;
     mount::run(plan, &config, move |mountpoint| match daemon {
         true => let_go(),
-        false => eprintln!("warmfs: serving at {}", PathText(mountpoint)),
+        false => complain!("warmfs: serving at {}", PathText(mountpoint)),
     })?;
     Ok(())
 }
@@ -90,14 +103,14 @@ fn start_daemon() -> Result<(), Failure> {
 fn report(result: Result<(), Failure>) -> Result<(), Failure> {
     if let Err(failure) = &result {
         tracing::error!("{}", failure.message);
-        line(format_args!("{} {}", failure.code, failure.message.replace('\n', " ")));
+        say!("{} {}", failure.code, failure.message.replace('\n', " "));
     }
     result.map_err(|failure| Failure { message: String::new(), ..failure })
 }
 
 /// The mount serves: says so, and lets go of the terminal and of whoever waits for our output to end.
 fn let_go() {
-    line("ready");
+    say!("ready");
     // Started through a link, the process would be called `exe` in ps and pgrep.
     let _ = rustix::thread::set_name(c"warmfs");
     // Each may fail only if /dev/null is missing, and then the terminal stays open: no harm to the mount.

@@ -6,19 +6,21 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// A line on standard output; false if nobody reads there any more, which is no error.
-pub fn line(text: impl Display) -> bool {
-    writeln!(std::io::stdout(), "{text}").is_ok()
+/// Writes to standard output; false if its reader has gone, which is no error, and no reason for a daemon to end.
+pub fn out(text: impl Display) -> bool {
+    let mut stdout = std::io::stdout();
+    write!(stdout, "{text}").and_then(|()| stdout.flush()).is_ok()
+}
+
+/// The same to standard error.
+pub fn err(text: impl Display) {
+    let _ = write!(std::io::stderr(), "{text}");
 }
 
 /// One JSON value and a newline.
 pub fn print_json(value: &impl Serialize) -> bool {
-    line(serde_json::to_string_pretty(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}")))
-}
-
-/// Bytes that another crate has made, such as the manual page.
-pub fn print_bytes(bytes: &[u8]) {
-    let _ = std::io::stdout().write_all(bytes);
+    let text = serde_json::to_string_pretty(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"));
+    say!("{text}")
 }
 
 /// `1 file`, `2 files`.
@@ -35,7 +37,7 @@ pub fn table(heading: &[&str], rows: &[Vec<String>]) -> bool {
     let widths: Vec<usize> = (0..heading.len()).map(width).collect();
     let print = |cells: &mut dyn Iterator<Item = &str>| {
         let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        line(padded.join("  ").trim_end())
+        say!("{}", padded.join("  ").trim_end())
     };
     print(&mut heading.iter().copied()) && rows.iter().all(|row| print(&mut row.iter().map(String::as_str)))
 }
@@ -75,8 +77,7 @@ impl Progress {
             None if Instant::now().checked_duration_since(self.last_line) >= Some(LINE_INTERVAL) => {
                 self.last_line = Instant::now();
                 let shown = crate::types::units::show_size;
-                let _ = writeln!(
-                    std::io::stderr(),
+                complain!(
                     "{}: {files} of {files_total} files, {} of {}",
                     self.what,
                     shown(bytes),

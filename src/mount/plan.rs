@@ -71,9 +71,9 @@ fn directory(path: &Path, name: &str) -> Result<PathBuf> {
 }
 
 fn stale(path: &Path) -> Option<PathBuf> {
-    let absolute = std::path::absolute(path).ok()?;
-    let tidy: PathBuf = absolute.components().collect();
-    mountinfo::is_stale(&tidy).then_some(tidy)
+    // The table's spelling of it is canonical.
+    let place = mountinfo::top_mount_at(path).ok()??.mountpoint;
+    mountinfo::is_stale(&place).then_some(place)
 }
 
 fn refuse_nested(inner: &Path, outer: &Path, inner_name: &str, outer_name: &str) -> Result<()> {

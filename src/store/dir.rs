@@ -55,10 +55,23 @@ impl CacheDir {
     /// Creates or opens `path` for `source` and locks it. Refuses a directory that is not ours alone, that another
     /// daemon holds, that has another format, or that holds something else.
     pub fn open(path: &Path, source: &Path) -> Result<Self> {
+        Self::try_open(path, source).map_err(|e| match e.kind() {
+            ErrorKind::Invalid | ErrorKind::Busy => e,
+            // The user chose it, and can choose another.
+            _ => {
+                let text = format!(
+                    "cache directory {} cannot be used ({e}); choose another --cache-dir",
+                    PathText(path)
+                );
+                Error::new(ErrorKind::Invalid, "", text)
+            }
+        })
+    }
+
+    fn try_open(path: &Path, source: &Path) -> Result<Self> {
         create_private(path)?;
-        check_private(path)?;
-        let lock = take_lock(path)?;
-        check_format(path)?;
+        let lock = take(path)?;
+        write_format(path)?;
         let name = source_name(source);
         let source_path = path.join(&name);
         create_private(&source_path)?;
@@ -70,9 +83,7 @@ impl CacheDir {
 
     /// Opens what a cache directory has of every source, for looking after it while no daemon uses it.
     pub fn open_all(path: &Path) -> Result<Vec<Self>> {
-        check_private(path)?;
-        let lock = Arc::new(take_lock(path)?);
-        check_format(path)?;
+        let lock = Arc::new(take(path)?);
         let fail = |e: std::io::Error| Error::io("read", PathText(path).to_string(), &e);
         let mut all = Vec::new();
         for entry in std::fs::read_dir(path).map_err(fail)? {
@@ -259,6 +270,16 @@ fn source_name(source: &Path) -> String {
     format!("{}-{readable}", &hash[..16])
 }
 
+/// Makes an existing directory ours and locks it. What is refused is left exactly as it is.
+fn take(path: &Path) -> Result<std::fs::File> {
+    check_private(path)?;
+    refuse_foreign_content(path)?;
+    check_format(path)?;
+    let lock = take_lock(path)?;
+    make_private(path)?;
+    Ok(lock)
+}
+
 fn create_private(path: &Path) -> Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     // The mode is given at creation, so that no moment and no umask leaves it open to others.
@@ -270,7 +291,7 @@ fn create_private(path: &Path) -> Result<()> {
 }
 
 fn check_private(path: &Path) -> Result<()> {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::os::unix::fs::MetadataExt;
     let invalid = |text: String| Error::new(ErrorKind::Invalid, "", text);
     let shown = PathText(path);
     let meta = std::fs::symlink_metadata(path)
@@ -294,11 +315,18 @@ fn check_private(path: &Path) -> Result<()> {
             meta.mode() & 0o7777
         )));
     }
-    if meta.mode() & 0o077 != 0 {
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
-            .map_err(|e| Error::io("chmod 700", shown.to_string(), &e))?;
+    if !meta.is_dir() {
+        return Err(invalid(format!(
+            "cache directory {shown} is not a directory; choose another --cache-dir"
+        )));
     }
     Ok(())
+}
+
+fn make_private(path: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
+        .map_err(|e| Error::io("chmod 700", PathText(path).to_string(), &e))
 }
 
 fn take_lock(path: &Path) -> Result<std::fs::File> {
@@ -344,7 +372,8 @@ fn check_format(path: &Path) -> Result<()> {
     let file = path.join("FORMAT");
     let ours = format!("warmfs {FORMAT_VERSION}\n");
     match std::fs::read_to_string(&file) {
-        Ok(text) if text == ours => Ok(()),
+        // Empty: a daemon that starts just now is writing it, or one died there.
+        Ok(text) if text == ours || text.is_empty() => Ok(()),
         Ok(text) => Err(Error::new(
             ErrorKind::Invalid,
             "",
@@ -356,12 +385,20 @@ fn check_format(path: &Path) -> Result<()> {
                 ours.trim()
             ),
         )),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            refuse_foreign_content(path)?;
-            std::fs::write(&file, ours).map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
-        }
+        // A new directory.
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(Error::io("read", PathText(&file).to_string(), &e)),
     }
+}
+
+/// Once we hold the lock.
+fn write_format(path: &Path) -> Result<()> {
+    let file = path.join("FORMAT");
+    let ours = format!("warmfs {FORMAT_VERSION}\n");
+    if std::fs::read(&file).is_ok_and(|text| text == ours.as_bytes()) {
+        return Ok(());
+    }
+    std::fs::write(&file, ours).map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
 }
 
 /// A directory that holds something else is not made ours: `--cache-dir ~` is a slip of the hand.
@@ -369,7 +406,8 @@ fn refuse_foreign_content(path: &Path) -> Result<()> {
     let listing = std::fs::read_dir(path).map_err(|e| Error::io("read", PathText(path).to_string(), &e))?;
     for entry in listing {
         let name = entry.map_err(|e| Error::io("read", PathText(path).to_string(), &e))?.file_name();
-        if name != "LOCK" && name != "lost+found" {
+        // FORMAT comes before all else that a daemon makes, perhaps one that starts just now.
+        if name != "LOCK" && name != "lost+found" && !path.join("FORMAT").exists() {
             return Err(Error::new(
                 ErrorKind::Invalid,
                 "",

@@ -52,6 +52,11 @@ pub(super) fn unmount(mountpoint: &Path, lazy: bool) -> Result<()> {
     }
 }
 
+/// Whether there is a helper that can be run.
+pub(super) fn check_present() -> Result<()> {
+    finish(start(Command::new(program()).arg("--version").stdin(Stdio::null()))?).map(drop)
+}
+
 fn program() -> OsString {
     std::env::var_os("FUSERMOUNT_PATH").unwrap_or_else(|| PROGRAM.into())
 }

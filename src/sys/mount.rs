@@ -45,6 +45,17 @@ pub fn mount(options: &MountOptions) -> Result<OwnedFd> {
     if is_privileged() { mount_directly(options) } else { fusermount::mount(options) }
 }
 
+/// Whether [`mount`] has what it needs. Asked before anything is made that a mount which fails would leave behind.
+pub fn check_possible() -> Result<()> {
+    if is_privileged() {
+        return open_device().map(drop);
+    }
+    if !Path::new(DEVICE).exists() {
+        return Err(no_device());
+    }
+    fusermount::check_present()
+}
+
 /// Unmounts the topmost file system at `mountpoint`; a final symbolic link is not followed. A busy one gives EBUSY,
 /// unless `lazy`: then it leaves the tree at once and ends with its last open file.
 pub fn unmount(mountpoint: &Path, lazy: bool) -> Result<()> {

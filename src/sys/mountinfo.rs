@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::Dev;
+use rustix::fs::{AtFlags, CWD, Dev, StatxFlags};
 use rustix::io::Errno;
 
 use crate::types::{Error, Result};
@@ -69,8 +69,10 @@ pub fn top_mount_at(path: &Path) -> Result<Option<MountEntry>> {
 /// Whether a warmfs mount at `path` has lost its daemon. Blocks if the daemon lives and does not answer.
 pub fn is_stale(path: &Path) -> bool {
     let ours = matches!(top_mount_at(path), Ok(Some(entry)) if entry.fs_type == FS_TYPE);
+    // A plain stat may be answered from what the kernel remembers of a daemon that is gone: this one goes to it.
+    let asked = rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
     // ECONNABORTED is what ENOTCONN becomes when the daemon asked to be told of an abort.
-    ours && matches!(rustix::fs::stat(path), Err(Errno::NOTCONN | Errno::CONNABORTED))
+    ours && matches!(asked, Err(Errno::NOTCONN | Errno::CONNABORTED))
 }
 
 /// The path as the table spells it. Resolving a mount point does not ask its server (readlink on a directory is

@@ -61,9 +61,7 @@ impl World {
             if watched.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
                 eprintln!("a test hangs: {}", shown.display());
                 dump_stacks();
-                for mount in [shown.join("mnt"), shown.join("src")] {
-                    let _ = warmfs::sys::mount::unmount_force(&mount);
-                }
+                unmount_all(&shown);
                 std::process::exit(99);
             }
         });
@@ -125,10 +123,15 @@ impl World {
         pids[0]
     }
 
+    /// Sends a signal to the daemon.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
     /// kill -9, and waits until it is gone. The dead mount stays.
     pub fn kill(&self) {
-        let pid = rustix::process::Pid::from_raw(self.pid()).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        self.signal(rustix::process::Signal::KILL);
         wait_until("the daemon is gone", || daemons(&self.cache()).is_empty());
     }
 
@@ -177,13 +180,26 @@ impl Drop for World {
         if std::thread::panicking() {
             eprintln!("--- log of the daemon\n{}", self.log());
         }
-        let _ = warmfs::sys::mount::unmount_force(&self.mnt(""));
-        let _ = warmfs::sys::mount::unmount_force(&self.src(""));
+        unmount_all(self.dir());
         for pid in daemons(self.dir()) {
             if let Some(pid) = rustix::process::Pid::from_raw(pid) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
         }
+    }
+}
+
+/// What is mounted at `dir` or below it, in the order in which it was mounted.
+pub fn mounts_below(dir: &Path) -> Vec<warmfs::sys::mountinfo::MountEntry> {
+    let mut mounts = warmfs::sys::mountinfo::mounts().unwrap();
+    mounts.retain(|m| m.mountpoint.starts_with(dir));
+    mounts
+}
+
+/// Ends whatever is mounted at `dir` or below it, whether it answers or not.
+pub fn unmount_all(dir: &Path) {
+    for mount in mounts_below(dir).iter().rev() {
+        let _ = warmfs::sys::mount::unmount_force(&mount.mountpoint);
     }
 }
 
@@ -221,6 +237,29 @@ pub fn pattern(seed: u64, size: usize) -> Vec<u8> {
     let mut bytes: Vec<u8> = (0..size.div_ceil(8) as u64).flat_map(|i| word(i).to_le_bytes()).collect();
     bytes.truncate(size);
     bytes
+}
+
+/// A copy of the binary in the world's directory, where users can reach it.
+pub fn binary_for_users(world: &World) -> PathBuf {
+    let path = world.dir().join("warmfs");
+    if !path.exists() {
+        let built = env!("CARGO_BIN_EXE_warmfs");
+        // A link saves the copying where both are on one file system.
+        std::fs::hard_link(built, &path).or_else(|_| std::fs::copy(built, &path).map(drop)).unwrap();
+    }
+    path
+}
+
+/// Asserts that the command was refused as a user may expect it: exit code 2, nothing on standard output, one line that
+/// has all `words` in it.
+pub fn assert_refused(output: &Output, words: &[&str]) {
+    assert_eq!(output.status.code(), Some(2), "{}", text(output));
+    assert!(output.stdout.is_empty(), "{}", text(output));
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert!(said.ends_with('\n') && said.lines().count() == 1, "not one line:\n{said}");
+    for word in words {
+        assert!(said.contains(word), "`{word}` is missing in:\n{said}");
+    }
 }
 
 /// What a command said, for a failing test.

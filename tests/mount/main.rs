@@ -5,5 +5,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod lifecycle;
 mod listing;
+mod refusals;
+mod restart;
 mod smoke;
+mod users;
