@@ -63,5 +63,11 @@ drop_scratch() {
         target=$(printf '%b' "$target")
         [[ $target != "$SCRATCH"/* ]] || umount -l "$target" 2>/dev/null || fusermount3 -uz "$target"
     done < <(tac /proc/self/mounts)
+    # A daemon that was cut off writes down what it knows before it ends.
+    local try
+    for try in 1 2 3 4 5; do
+        rm -rf --one-file-system "$SCRATCH" 2>/dev/null && return
+        sleep "$try"
+    done
     rm -rf --one-file-system "$SCRATCH"
 }

@@ -84,6 +84,10 @@ impl Cache {
                 }
             }
         });
+        let complete = |id| self.files.get(id).is_some_and(|file| file.is_complete());
+        let warm =
+            files.iter().filter(|(path, attr)| complete(self.source.file_id(path, attr))).count() as u64;
+        report.settle(warm);
         Ok(report)
     }
 
@@ -195,6 +199,13 @@ impl Cache {
 }
 
 impl WarmReport {
+    /// What had to make room for the files after it is not warm at the end.
+    fn settle(&mut self, warm: u64) {
+        let gone = self.files_warm.saturating_sub(warm);
+        self.files_warm -= gone;
+        self.files_without_room += gone;
+    }
+
     fn note(&mut self, event: Event) {
         match event {
             Event::Bytes { done, fetched } => {

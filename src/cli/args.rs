@@ -104,8 +104,11 @@ pub enum Verb {
         /// Which shell
         shell: clap_complete::Shell,
     },
-    /// The manual page, on standard output
-    Man,
+    /// The manual page of warmfs or of one command, on standard output: `warmfs man mount | man -l -`
+    Man {
+        /// The command; without it, warmfs itself
+        command: Option<String>,
+    },
     /// A slow, faulty source, for tests and benchmarks
     #[command(hide = true)]
     Faultfs(FaultfsArgs),

@@ -1,7 +1,7 @@
 //! `stats`, `status`, `warm`, `evict`, `verify`: asking a running mount through its control socket and its xattrs.
 
 use super::Failure;
-use super::show::{Progress, print_json, table};
+use super::show::{Progress, files, print_json, table};
 use crate::cache::verify::VerifyReport;
 use crate::cache::warm::WarmReport;
 use crate::control::{Client, Mounted, RelPath, Request, batches, find_mount};
@@ -21,12 +21,12 @@ pub fn stats(path: &Path, watch: bool, json: bool) -> Result<(), Failure> {
     let mut before: Option<Value> = None;
     loop {
         let now = client.call(&Request::Stats {}, |_| {})?;
-        match (json, watch) {
+        let heard = match (json, watch) {
             (true, _) => print_json(&now),
             (false, false) => print_stats(&now),
             (false, true) => print_watch(before.as_ref(), &now),
-        }
-        if !watch {
+        };
+        if !watch || !heard {
             return Ok(());
         }
         before = Some(now);
@@ -34,8 +34,8 @@ pub fn stats(path: &Path, watch: bool, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn print_stats(stats: &Value) {
-    let Value::Object(map) = stats else { return };
+fn print_stats(stats: &Value) -> bool {
+    let Value::Object(map) = stats else { return true };
     let row = |(name, value): (&String, &Value)| {
         let shown = match value.as_u64() {
             Some(n) if name.contains("bytes") => format!("{n} ({})", show_size(n)),
@@ -48,16 +48,15 @@ fn print_stats(stats: &Value) {
         };
         vec![name.clone(), shown]
     };
-    table(&["name", "value"], &map.iter().map(row).collect::<Vec<_>>());
+    table(&["name", "value"], &map.iter().map(row).collect::<Vec<_>>())
 }
 
 /// One line a second: what happened since the last.
-fn print_watch(before: Option<&Value>, now: &Value) {
+fn print_watch(before: Option<&Value>, now: &Value) -> bool {
     let get = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
     let since = |name: &str| get(now, name) - before.map_or(get(now, name), |b| get(b, name));
     if before.is_none() {
-        say!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
-        return;
+        return say!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
     }
     say!(
         "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {} of {}",
@@ -69,7 +68,7 @@ fn print_watch(before: Option<&Value>, now: &Value) {
         since("evictions"),
         show_size(get(now, "cache_used_bytes")),
         show_size(get(now, "cache_capacity_bytes")),
-    );
+    )
 }
 
 /// One line of `warmfs status`.
@@ -99,12 +98,21 @@ pub fn status(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
         return Ok(());
     }
     let row = |s: &Status| {
-        let share = if s.bytes == 0 { 100.0 } else { s.cached_bytes as f64 * 100.0 / s.bytes as f64 };
+        if s.files == 0 {
+            // A link, or a tree without files: there is nothing to cache.
+            return vec![s.path.clone(), "-".into(), "0 of 0".into(), "-".into(), "-".into()];
+        }
         vec![
             s.path.clone(),
             s.state.clone(),
             format!("{} of {}", s.warm, s.files),
-            format!("{} of {} ({share:.1} %)", show_size(s.cached_bytes), show_size(s.bytes)),
+            match s.bytes {
+                0 => "0 B of 0 B".into(),
+                bytes => {
+                    let share = s.cached_bytes as f64 * 100.0 / bytes as f64;
+                    format!("{} of {} ({share:.1} %)", show_size(s.cached_bytes), show_size(bytes))
+                }
+            },
             s.tier.clone(),
         ]
     };
@@ -228,9 +236,9 @@ pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(
         print_json(&total);
     } else {
         say!(
-            "{} of {} files warm, {} of {} fetched",
+            "{} of {} warm, {} of {} fetched",
             total.files_warm,
-            total.files_total,
+            files(total.files_total),
             show_size(total.bytes_fetched),
             show_size(total.bytes_total)
         );
@@ -238,15 +246,15 @@ pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(
     total.failed.iter().for_each(|reason| complain!("warmfs: {reason}"));
     if total.files_without_room > 0 {
         let text = format!(
-            "{} files found no room; a larger --cache-size would hold them",
-            total.files_without_room
+            "{} found no room; a larger --cache-size would hold them",
+            files(total.files_without_room)
         );
         return Err(Failure::run_time(text));
     }
     if total.files_failed > 0 {
         return Err(Failure::run_time(format!(
-            "{} files could not be read from the source",
-            total.files_failed
+            "{} could not be read from the source",
+            files(total.files_failed)
         )));
     }
     Ok(())
@@ -254,27 +262,29 @@ pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(
 
 /// `warmfs evict`
 pub fn evict(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
-    let (mut files, mut bytes, mut in_use) = (0, 0, 0);
+    let (mut evicted, mut bytes, mut in_use) = (0, 0, 0);
     call_all(
         paths,
         |paths| Request::Evict { paths },
         |_| {},
         |v| {
             let number = |name: &str| v[name].as_u64().unwrap_or(0);
-            files += number("files");
+            evicted += number("files");
             bytes += number("bytes");
             in_use += number("in_use");
             Ok(())
         },
     )?;
     if json {
-        print_json(&json!({ "files": files, "bytes": bytes, "in_use": in_use }));
+        print_json(&json!({ "files": evicted, "bytes": bytes, "in_use": in_use }));
     } else {
-        say!("{files} files evicted, {}", show_size(bytes));
+        say!("{} evicted, {}", files(evicted), show_size(bytes));
     }
     if in_use > 0 {
         return Err(Failure::run_time(format!(
-            "{in_use} files are open and stay; close them and evict again"
+            "{} in use stay{}; close and evict again",
+            files(in_use),
+            if in_use == 1 { "s" } else { "" }
         )));
     }
     Ok(())
@@ -290,12 +300,14 @@ pub fn verify(paths: &[PathBuf], cache_dir: Option<&Path>, json: bool) -> Result
         print_json(&report);
     } else {
         say!(
-            "{} files verified, {}, {} damaged",
-            report.files,
+            "{} verified, {}, {} damaged",
+            files(report.files),
             show_size(report.bytes),
             report.damaged.len()
         );
-        report.damaged.iter().for_each(|path| say!("damaged, dropped: {path}"));
+        report.damaged.iter().for_each(|path| {
+            say!("damaged, dropped: {path}");
+        });
     }
     if report.damaged.is_empty() { Ok(()) } else { Err(Failure::damage()) }
 }

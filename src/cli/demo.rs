@@ -7,7 +7,7 @@
 
 use super::Failure;
 use super::args::DemoArgs;
-use super::show::{print_json, table};
+use super::show::{files, print_json, table};
 use crate::types::PathText;
 use crate::types::units::{parse_duration, show_size};
 use serde::Serialize;
@@ -15,7 +15,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// One pass over the dataset.
@@ -42,45 +43,59 @@ pub fn run(args: &DemoArgs) -> Result<(), Failure> {
             say!("{text}");
         }
     };
-    let bytes = make_dataset(&stage.ssd(), args.files)?;
-    say(&format!(
-        "dataset:     {} files, {}, made at {}",
-        args.files,
-        show_size(bytes),
-        PathText(&stage.ssd())
-    ));
+    say(&format!("working in   {} (removed at the end)", PathText(&stage.dir)));
+    let bytes = make_dataset(&stage, args.files)?;
+    let count = files(args.files as u64);
+    say(&format!("dataset      {count}, {}, on this machine's own disk", show_size(bytes)));
     stage.mount_slow(args)?;
-    say(&format!("slow source: the same files behind {} a request and {}/s", args.latency, args.bandwidth));
+    let bandwidth = args.bandwidth.trim_end_matches("/s");
+    say(&format!("slow source  the same files, each request delayed by {}, {bandwidth}/s", args.latency));
     stage.mount_warmfs()?;
-    say(&format!(
-        "warmfs:      mounted over it, {} reader threads, a new random order each epoch\n",
-        args.readers
-    ));
+    say("warmfs       mounted over the slow source, with its cache on the disk");
+    say("bare SSD     the dataset read directly, for comparison");
+    say(&format!("epoch        every file read once in a new random order, {} readers", args.readers));
     let drops = may_drop_caches();
     if !drops {
-        say("(the page cache cannot be dropped by this user: warm epochs are read from RAM)");
+        say("             only root may empty the page cache: what is called SSD here is RAM");
     }
+    say("");
     let epochs = epochs(&stage, args.readers)?;
     report(&epochs, args.json);
+    let (cold, warm, bare) = (&epochs[0], &epochs[1], &epochs[3]);
+    say(&format!(
+        "\nThe second epoch took {:.2} s instead of {:.2} s, {:.1} times as fast: {:.0} % of the speed of the bare SSD.",
+        warm.seconds,
+        cold.seconds,
+        cold.seconds / warm.seconds,
+        bare.seconds * 100.0 / warm.seconds
+    ));
     Ok(())
 }
 
 fn epochs(stage: &Stage, readers: usize) -> Result<Vec<Epoch>, Failure> {
     let files = list(&stage.mnt())?;
     let native = list(&stage.ssd())?;
+    if files.len() != native.len() {
+        return Err(Failure::run_time(format!(
+            "the mount lists {} of {} files: please report this",
+            files.len(),
+            native.len()
+        )));
+    }
     let mut epochs = Vec::new();
     for (seed, name, drop) in [
-        (1, "cold: slow source, filling the cache", true),
-        (2, "warm: from the SSD", true),
-        (3, "warm again: from RAM", false),
+        (1, "warmfs, cold: from the slow source", true),
+        (2, "warmfs, warm: from the SSD", true),
+        (3, "warmfs, warm: from RAM", false),
     ] {
         epochs.push(through_mount(stage, name, &files, readers, seed, drop)?);
     }
-    for (seed, name, drop) in [(4, "bare SSD", true), (5, "bare SSD, from RAM", false)] {
+    for (seed, name, drop) in [(4, "bare SSD", true), (5, "bare SSD: from RAM", false)] {
         if drop {
             drop_caches();
+            list(&stage.ssd())?;
         }
-        let (seconds, bytes) = read_all(&native, readers, seed)?;
+        let (seconds, bytes) = read_all(&native, readers, seed, &stage.stop)?;
         epochs.push(Epoch { name, files: native.len(), bytes, seconds, hit_ratio: None });
     }
     Ok(epochs)
@@ -100,7 +115,7 @@ fn through_mount(
         list(&stage.mnt())?;
     }
     let before = stage.hits()?;
-    let (seconds, bytes) = read_all(files, readers, seed)?;
+    let (seconds, bytes) = read_all(files, readers, seed, &stage.stop)?;
     let after = stage.hits()?;
     let (hits, misses) = (after.0 - before.0, after.1 - before.1);
     let hit_ratio = Some(hits as f64 / (hits + misses).max(1) as f64);
@@ -109,7 +124,8 @@ fn through_mount(
 
 fn report(epochs: &[Epoch], json: bool) {
     if json {
-        return print_json(&epochs);
+        print_json(&epochs);
+        return;
     }
     let cold = epochs[0].seconds;
     let row = |e: &Epoch| {
@@ -117,26 +133,33 @@ fn report(epochs: &[Epoch], json: bool) {
             e.name.into(),
             format!("{:.0}", e.files as f64 / e.seconds),
             format!("{:.0}", e.bytes as f64 / 1e6 / e.seconds),
-            e.hit_ratio.map_or("-".into(), |r| format!("{r:.2}")),
+            e.hit_ratio.map_or("-".into(), |r| format!("{:.0} %", r * 100.0)),
             format!("{:.1} x", cold / e.seconds),
         ]
     };
-    let heading = ["epoch", "files/s", "MB/s", "hit ratio", "speed-up"];
+    let heading = ["epoch", "files/s", "MB/s", "hits", "speed-up"];
     table(&heading, &epochs.iter().map(row).collect::<Vec<_>>());
 }
 
 /// The directories of a demo, and what is mounted on them; all of it goes when this is dropped.
 struct Stage {
     dir: PathBuf,
+    /// Set by Ctrl-C, so that a demo that is cut short leaves nothing behind either.
+    stop: Arc<AtomicBool>,
 }
 
 impl Stage {
     fn new(parent: Option<&Path>) -> Result<Self, Failure> {
         let parent = parent.unwrap_or(Path::new("/var/tmp"));
         let dir = parent.join(format!("warmfs-demo-{}", std::process::id()));
-        let stage = Self { dir };
-        for path in [stage.ssd(), stage.slow(), stage.mnt()] {
-            std::fs::create_dir_all(&path)
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            signal_hook::flag::register(signal, stop.clone())
+                .map_err(|e| Failure::run_time(format!("cannot watch for Ctrl-C: {e}")))?;
+        }
+        let stage = Self { dir, stop };
+        for path in [stage.dir.clone(), stage.ssd(), stage.slow(), stage.mnt()] {
+            std::fs::create_dir(&path)
                 .map_err(|e| Failure::usage(format!("{}: {e}; choose another --dir", PathText(&path))))?;
         }
         Ok(stage)
@@ -201,12 +224,15 @@ fn done(mut command: Command) -> Result<(), Failure> {
 }
 
 /// Files of about 107 kB each (the mean of ImageNet), their sizes spread as photographs' are, in directories of 500.
-fn make_dataset(dir: &Path, files: usize) -> Result<u64, Failure> {
+fn make_dataset(stage: &Stage, files: usize) -> Result<u64, Failure> {
     let fail = |e: std::io::Error| Failure::run_time(format!("cannot make the dataset: {e}"));
     let mut random = Random(0x5eed);
     let mut total = 0;
     for n in 0..files {
-        let class = dir.join(format!("class-{:03}", n / 500));
+        if stage.stop.load(Ordering::Relaxed) {
+            return Err(stopped());
+        }
+        let class = stage.ssd().join(format!("class-{:03}", n / 500));
         if n % 500 == 0 {
             std::fs::create_dir_all(&class).map_err(fail)?;
         }
@@ -234,7 +260,7 @@ fn list(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Opens, stats, reads whole and closes every file once, in an order of its own. Gives seconds and bytes.
-fn read_all(files: &[PathBuf], readers: usize, seed: u64) -> Result<(f64, u64), Failure> {
+fn read_all(files: &[PathBuf], readers: usize, seed: u64, stop: &AtomicBool) -> Result<(f64, u64), Failure> {
     let mut order: Vec<&PathBuf> = files.iter().collect();
     let mut random = Random(seed);
     for i in (1..order.len()).rev() {
@@ -245,7 +271,9 @@ fn read_all(files: &[PathBuf], readers: usize, seed: u64) -> Result<(f64, u64), 
     let read = || -> std::io::Result<u64> {
         let mut buffer = vec![0; 1 << 20];
         let mut total = 0;
-        while let Some(path) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+        while let Some(path) = order.get(next.fetch_add(1, Ordering::Relaxed))
+            && !stop.load(Ordering::Relaxed)
+        {
             let mut file = File::open(path)?;
             let size = file.metadata()?.len();
             let mut done = 0;
@@ -263,11 +291,18 @@ fn read_all(files: &[PathBuf], readers: usize, seed: u64) -> Result<(f64, u64), 
         let threads: Vec<_> = (0..readers).map(|_| scope.spawn(read)).collect();
         threads.into_iter().map(|t| t.join().unwrap_or(Ok(0))).collect()
     });
+    if stop.load(Ordering::Relaxed) {
+        return Err(stopped());
+    }
     let mut bytes = 0;
     for total in totals {
         bytes += total.map_err(|e| Failure::run_time(format!("reading failed: {e}")))?;
     }
     Ok((started.elapsed().as_secs_f64(), bytes))
+}
+
+fn stopped() -> Failure {
+    Failure::run_time("stopped; everything that the demo made is removed")
 }
 
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";

@@ -76,8 +76,8 @@ pub fn report(cache_dir: Option<&Path>, source: Option<&Path>, uring: Result<(),
     judge(&Evidence {
         kernel: KernelFacts::gather(),
         uring,
-        cache: cache_dir.map(Place::of),
-        source: source.map(Place::of),
+        cache: cache_dir.map(Place::of_cache),
+        source: source.map(Place::of_source),
     })
 }
 
@@ -100,9 +100,22 @@ struct Place {
 
 impl Place {
     /// A cache directory need not exist yet: its nearest ancestor is on the file system that it will be on.
-    fn of(path: &Path) -> Self {
+    fn of_cache(path: &Path) -> Self {
         let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let there = absolute.ancestors().find(|p| p.exists()).unwrap_or(path);
+        Self::of(path, there)
+    }
+
+    fn of_source(path: &Path) -> Self {
+        let place = Self::of(path, path);
+        match path.is_dir() || place.fs.is_err() {
+            true => place,
+            false => Self { fs: Err(format!("{} is not a directory", place.path)), ..place },
+        }
+    }
+
+    /// `path` is what it is called, `there` what is looked at.
+    fn of(path: &Path, there: &Path) -> Self {
         Self {
             path: PathText(path).to_string(),
             fs: FsFacts::of(there).map_err(|e| e.to_string()),

@@ -30,7 +30,7 @@ pub mod mount;
 pub mod show;
 
 use crate::config;
-use crate::types::{Error, ErrorKind};
+use crate::types::{Error, ErrorKind, PathText};
 use args::{Cli, ConfigVerb, Verb};
 use clap::{CommandFactory, Parser};
 use std::ffi::OsString;
@@ -77,9 +77,12 @@ impl From<config::ConfigError> for Failure {
 
 impl From<crate::control::ClientError> for Failure {
     fn from(error: crate::control::ClientError) -> Self {
-        use crate::control::ClientError::{NotMounted, NotOnMount};
+        use crate::control::ClientError::{Io, NotMounted, NotOnMount};
         match error {
             NotOnMount { .. } | NotMounted { .. } => Self::usage(error.to_string()),
+            Io { op: "resolve", subject, error } if error.kind() == std::io::ErrorKind::NotFound => {
+                Self::usage(format!("{subject}: no such file or directory"))
+            }
             other => Self::run_time(other.to_string()),
         }
     }
@@ -124,16 +127,25 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
             show::out(String::from_utf8_lossy(&script));
             Ok(())
         }
-        Verb::Man => {
-            let mut page = Vec::new();
-            clap_mangen::Man::new(Cli::command())
-                .render(&mut page)
-                .map_err(|e| Failure::run_time(e.to_string()))?;
-            show::out(String::from_utf8_lossy(&page));
-            Ok(())
-        }
+        Verb::Man { command } => man(command.as_deref()),
         Verb::Faultfs(args) => mount::faultfs(&args),
     }
+}
+
+fn man(command: Option<&str>) -> Result<(), Failure> {
+    let mut shown = Cli::command();
+    // Gives every command its whole name, as its synopsis shows it.
+    shown.build();
+    if let Some(name) = command {
+        let found = shown.find_subcommand(name).filter(|c| !c.is_hide_set()).cloned();
+        shown = found
+            .ok_or_else(|| Failure::usage(format!("there is no command `{name}`: see warmfs --help")))?;
+        shown = shown.display_name(format!("warmfs-{name}"));
+    }
+    let mut page = Vec::new();
+    clap_mangen::Man::new(shown).render(&mut page).map_err(|e| Failure::run_time(e.to_string()))?;
+    show::out(String::from_utf8_lossy(&page));
+    Ok(())
 }
 
 fn doctor(
@@ -146,7 +158,7 @@ fn doctor(
     if json {
         show::print_json(&report);
     } else {
-        show::out(&report);
+        say!("{report}");
     }
     match report.worst() {
         doctor::Status::Fail => Err(Failure { code: 1, message: String::new() }),
@@ -161,7 +173,7 @@ fn config_verb(verb: &ConfigVerb) -> Result<(), Failure> {
             errors.iter().for_each(|e| complain!("warmfs: {e}"));
             match errors.is_empty() {
                 true => {
-                    say!("{}: good", file.display());
+                    say!("{}: good", PathText(file));
                     Ok(())
                 }
                 false => Err(Failure { code: 2, message: String::new() }),

@@ -6,10 +6,10 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Writes to standard output. A reader that has gone is no error, and no reason for a daemon to end.
-pub fn out(text: impl Display) {
-    let _ = write!(std::io::stdout(), "{text}");
-    let _ = std::io::stdout().flush();
+/// Writes to standard output; false if its reader has gone, which is no error, and no reason for a daemon to end.
+pub fn out(text: impl Display) -> bool {
+    let mut stdout = std::io::stdout();
+    write!(stdout, "{text}").and_then(|()| stdout.flush()).is_ok()
 }
 
 /// The same to standard error.
@@ -17,25 +17,29 @@ pub fn err(text: impl Display) {
     let _ = write!(std::io::stderr(), "{text}");
 }
 
-/// One JSON value and a newline. A reader that has gone is no error.
-pub fn print_json(value: &impl Serialize) {
+/// One JSON value and a newline.
+pub fn print_json(value: &impl Serialize) -> bool {
     let text = serde_json::to_string_pretty(value).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"));
-    let _ = writeln!(std::io::stdout(), "{text}");
+    say!("{text}")
+}
+
+/// `1 file`, `2 files`.
+pub fn files(count: u64) -> String {
+    format!("{count} file{}", if count == 1 { "" } else { "s" })
 }
 
 /// A table with a heading, its columns as wide as they must be.
-pub fn table(heading: &[&str], rows: &[Vec<String>]) {
+pub fn table(heading: &[&str], rows: &[Vec<String>]) -> bool {
     let width = |i: usize| {
         let cells = rows.iter().filter_map(|row| row.get(i)).map(|cell| cell.chars().count());
         cells.chain([heading[i].chars().count()]).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..heading.len()).map(width).collect();
-    let line = |cells: &mut dyn Iterator<Item = &str>| {
+    let print = |cells: &mut dyn Iterator<Item = &str>| {
         let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
-        let _ = writeln!(std::io::stdout(), "{}", padded.join("  ").trim_end());
+        say!("{}", padded.join("  ").trim_end())
     };
-    line(&mut heading.iter().copied());
-    rows.iter().for_each(|row| line(&mut row.iter().map(String::as_str)));
+    print(&mut heading.iter().copied()) && rows.iter().all(|row| print(&mut row.iter().map(String::as_str)))
 }
 
 /// Progress of something with a known end.
@@ -52,7 +56,7 @@ impl Progress {
     /// Progress of `what`; silent if `quiet`.
     pub fn new(what: &'static str, quiet: bool) -> Self {
         let bar = (!quiet && std::io::stderr().is_terminal()).then(|| {
-            let style = "{msg} [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+            let style = "{msg} [{bar:30}] {decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left";
             let style = ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar());
             ProgressBar::new(0).with_style(style).with_message(what)
         });

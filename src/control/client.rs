@@ -158,6 +158,13 @@ impl Client {
         }
     }
 
+    /// The daemon's process, as a descriptor that polls readable once it has ended; none where this process cannot
+    /// see it.
+    pub fn daemon(&self) -> Option<OwnedFd> {
+        let peer = rustix::net::sockopt::socket_peercred(self.lines.stream()).ok()?;
+        rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).ok()
+    }
+
     fn reply(&mut self, verb: &'static str, deadline: Option<Instant>) -> Result<Reply, ClientError> {
         let problem = match self.lines.next(deadline) {
             Ok(Next::Line(line)) => match serde_json::from_slice(&line) {

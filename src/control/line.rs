@@ -39,6 +39,11 @@ impl Lines {
         Self { stream, buffer: Vec::new(), searched: 0, bytes_max }
     }
 
+    /// The stream itself.
+    pub(super) fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
     /// The next line, complete at `deadline`.
     pub(super) fn next(&mut self, deadline: Option<Instant>) -> io::Result<Next> {
         loop {

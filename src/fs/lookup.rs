@@ -72,6 +72,10 @@ impl Fs {
             return None;
         }
         let Some(row) = listing.find(name.as_bytes()) else {
+            // A listing of the source does not know what warmfs adds to it.
+            if let Some(entry) = self.lookup_shadow(parent, name) {
+                return Some(entry);
+            }
             return Some(Entry::Missing(self.ttl_left(listing.checked_ms())));
         };
         let node = self.nodes.get(self.nodes.listed_id(row.ino))?;

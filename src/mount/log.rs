@@ -4,7 +4,7 @@
 use crate::types::{Error, PathText, Result};
 use parking_lot::Mutex;
 use std::fs::File;
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +14,9 @@ use tracing_subscriber::fmt::MakeWriter;
 /// Says things on the terminal. `level` is a level or a filter in the form of `tracing`'s `EnvFilter`.
 pub fn to_terminal(level: &str) {
     let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter(level)));
-    let _ = builder.with_target(false).with_writer(std::io::stderr).try_init();
+    // Colours are for people: under a service manager this is a file.
+    let colours = std::io::stderr().is_terminal();
+    let _ = builder.with_ansi(colours).with_target(false).with_writer(std::io::stderr).try_init();
 }
 
 /// Writes into `path`, whose directory is made if it is missing.

@@ -31,6 +31,7 @@ use crate::sys::facts::KernelFacts;
 use crate::sys::{mount as sys_mount, mountinfo};
 use crate::types::{Error, ErrorKind, PathText, Result};
 use operator::Operator;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -214,7 +215,7 @@ fn watch_signals(ends: mpsc::Sender<End>) -> Result<()> {
 /// The kernel's mount; unmounted when dropped before it was served.
 struct Mounted {
     mountpoint: PathBuf,
-    device: std::os::fd::OwnedFd,
+    device: OwnedFd,
     dev: Option<u64>,
 }
 
@@ -233,7 +234,7 @@ impl Mounted {
         Ok(Self { mountpoint: plan.mountpoint.clone(), device, dev })
     }
 
-    fn device(&self) -> Result<std::os::fd::OwnedFd> {
+    fn device(&self) -> Result<OwnedFd> {
         self.device.try_clone().map_err(|e| Error::io("duplicate", "/dev/fuse", &e))
     }
 
@@ -266,7 +267,7 @@ impl Mounted {
 }
 
 /// Ends the daemon behind `mountpoint`: by its control socket where it answers, else by unmounting. Waits until the
-/// mount is gone, at most `patience`.
+/// mount is gone and the daemon has let go of its cache directory, at most `patience`.
 pub fn unmount(mountpoint: &Path, patience: Duration) -> Result<()> {
     let not_ours = || {
         let text =
@@ -278,7 +279,8 @@ pub fn unmount(mountpoint: &Path, patience: Duration) -> Result<()> {
         Ok(top.filter(|m| m.fs_type.starts_with("fuse.warmfs")).map(|m| m.id))
     };
     let id = is_ours()?.ok_or_else(not_ours)?;
-    if mountinfo::is_stale(mountpoint) || !ask_to_stop(mountpoint) {
+    let asked = if mountinfo::is_stale(mountpoint) { None } else { ask_to_stop(mountpoint) };
+    if asked.is_none() {
         let unmounted = sys_mount::unmount(mountpoint, false);
         if unmounted.as_ref().is_err_and(|e| e.errno() == Some(16)) {
             return sys_mount::unmount(mountpoint, true);
@@ -292,13 +294,36 @@ pub fn unmount(mountpoint: &Path, patience: Duration) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
+    match asked {
+        Some(Some(daemon)) if !ends_before(&daemon, deadline) => {
+            let text = format!("the end of the daemon that served {}", PathText(mountpoint));
+            Err(Error::new(ErrorKind::TimedOut, "wait for", text))
+        }
+        _ => Ok(()),
+    }
 }
 
-fn ask_to_stop(mountpoint: &Path) -> bool {
-    let Ok(found) = crate::control::find_mount(mountpoint) else { return false };
-    let Ok(mut client) = crate::control::Client::connect(&found.socket) else { return false };
-    client.call(&crate::control::Request::Stop {}, |_| {}).is_ok()
+/// Asks the daemon to stop and gives its process, where it can be seen; none if there is nobody to ask.
+fn ask_to_stop(mountpoint: &Path) -> Option<Option<OwnedFd>> {
+    let found = crate::control::find_mount(mountpoint).ok()?;
+    let mut client = crate::control::Client::connect(&found.socket).ok()?;
+    let daemon = client.daemon();
+    client.call(&crate::control::Request::Stop {}, |_| {}).ok()?;
+    Some(daemon)
+}
+
+fn ends_before(daemon: &OwnedFd, deadline: Instant) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A patience that does not fit is no reason to fail.
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(daemon, PollFlags::IN)], timeout.as_ref()) {
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return true,
+            Ok(ready) => return ready > 0,
+        }
+    }
 }
 
 impl From<crate::config::IdentitySource> for Option<crate::backing::IdentityRule> {

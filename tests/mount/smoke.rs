@@ -32,3 +32,25 @@ fn reads_without_passthrough() {
     need_mount!();
     reads_right(&["--no-passthrough"], "cached");
 }
+
+#[test]
+fn what_is_inside_is_found_after_a_listing_too() {
+    need_mount!();
+    let world = World::mounted(&[]);
+    world.put("f", 1, 1);
+    let names: Vec<_> = std::fs::read_dir(world.mnt("")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["f"], "it is not listed");
+    let stats = std::fs::read_to_string(world.mnt(".warmfs/stats.json")).unwrap();
+    assert!(stats.contains("\"opens\""), "{stats}");
+}
+
+#[test]
+fn after_umount_the_cache_is_free() {
+    need_mount!();
+    let world = World::mounted(&[]);
+    world.put("f", 100_000, 1);
+    world.get("f");
+    world.umount();
+    let verified = warmfs().arg("verify").arg("--cache-dir").arg(world.cache()).output().unwrap();
+    assert!(verified.status.success(), "{}", text(&verified));
+}
