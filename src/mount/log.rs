@@ -30,7 +30,8 @@ pub fn to_file(level: &str, path: &Path, bytes_max: u64) -> Result<()> {
 /// A bare level is about us; the libraries below stay at warnings.
 fn filter(level: &str) -> String {
     let bare = level.chars().all(|c| c.is_ascii_alphabetic());
-    if bare { format!("warn,warmfs={level}") } else { level.to_string() }
+    // The FUSE library reports each reply that found its client gone, which is no news; what ends a session it returns.
+    if bare { format!("warn,fuser=off,warmfs={level}") } else { level.to_string() }
 }
 
 /// A file that never takes more than twice its limit.
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_bare_level_is_about_us() {
-        assert_eq!(filter("debug"), "warn,warmfs=debug");
+        assert_eq!(filter("debug"), "warn,fuser=off,warmfs=debug");
         assert_eq!(filter("warmfs::fs=trace,info"), "warmfs::fs=trace,info");
     }
 }
