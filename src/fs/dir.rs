@@ -3,10 +3,12 @@
 //! A handle keeps the listing it began with, so that every entry that was there all the time is told exactly once,
 //! whatever happens meanwhile. Positions are indexes into it, which makes every page as cheap as the first.
 
+use super::memory::Remembered;
 use super::node::Node;
 use super::{ESTALE, Fs, Reply};
 use crate::backing::{DirEntry, SourceDir};
 use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -22,7 +24,11 @@ pub struct Listing {
     sorted: Box<[u32]>,
     /// The directory's own times: as long as they stay, so do its entries.
     times: (Timestamp, Timestamp),
+    /// The device that its entries are on, but for those that something is mounted on.
+    dev: u64,
     checked_ms: AtomicU64,
+    /// What the source said of the entries, as far as it was asked; empty until it is.
+    remembered: Mutex<Vec<Option<Remembered>>>,
 }
 
 /// One entry.
@@ -37,7 +43,8 @@ pub struct Row {
 }
 
 impl Listing {
-    fn new(entries: &[DirEntry], times: (Timestamp, Timestamp), checked_ms: u64) -> Self {
+    /// The listing of `entries`, in their order, of the directory with these attributes.
+    pub fn new(entries: &[DirEntry], dir: &Attr, checked_ms: u64) -> Self {
         let mut names = Vec::with_capacity(entries.iter().map(|e| e.name.len()).sum());
         let mut rows = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -51,8 +58,55 @@ impl Listing {
         };
         let mut sorted: Vec<u32> = (0..rows.len() as u32).collect();
         sorted.sort_unstable_by(|a, b| name(a).cmp(name(b)));
-        let sorted = sorted.into();
-        Self { names: names.into(), rows: rows.into(), sorted, times, checked_ms: checked_ms.into() }
+        Self {
+            sorted: sorted.into(),
+            names: names.into(),
+            rows: rows.into(),
+            times: (dir.mtime, dir.ctime),
+            dev: dir.identity.dev,
+            checked_ms: checked_ms.into(),
+            remembered: Mutex::default(),
+        }
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether the directory is empty.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Keeps what the source said of an entry at `checked_ms`, if that is what is listed under the name.
+    pub fn remember(&self, name: &[u8], attr: &Attr, checked_ms: u64) {
+        let Some(index) = self.index(name) else { return };
+        let row = &self.rows[index];
+        if (row.ino, row.kind, self.dev) != (attr.identity.ino, attr.kind, attr.identity.dev) {
+            return;
+        }
+        let mut remembered = self.remembered.lock();
+        if remembered.is_empty() {
+            remembered.resize(self.rows.len(), None);
+        }
+        remembered[index] = Remembered::new(attr, checked_ms);
+    }
+
+    /// Forgets what the source said of an entry.
+    pub fn forget(&self, name: &[u8]) {
+        if let Some(index) = self.index(name)
+            && let Some(slot) = self.remembered.lock().get_mut(index)
+        {
+            *slot = None;
+        }
+    }
+
+    /// What the source said of an entry, and when.
+    pub fn recall(&self, name: &[u8]) -> Option<(Attr, u64)> {
+        let index = self.index(name)?;
+        let remembered = *self.remembered.lock().get(index)?;
+        Some(remembered?.attr(self.rows[index].kind, self.dev, self.rows[index].ino))
     }
 
     /// When the source last confirmed it, milliseconds since the start.
@@ -66,8 +120,12 @@ impl Listing {
 
     /// The entry with this name.
     pub fn find(&self, name: &[u8]) -> Option<&Row> {
+        self.index(name).map(|index| &self.rows[index])
+    }
+
+    fn index(&self, name: &[u8]) -> Option<usize> {
         let at = self.sorted.binary_search_by(|i| self.name(&self.rows[*i as usize]).cmp(name)).ok()?;
-        Some(&self.rows[self.sorted[at] as usize])
+        Some(self.sorted[at] as usize)
     }
 }
 
@@ -130,7 +188,7 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
-        let kept = node.lock().listing.clone();
+        let kept = self.listing_of(&node);
         if let Some(listing) = &kept
             && self.is_fresh(listing.checked_ms())
         {
@@ -171,7 +229,7 @@ impl Fs {
             return Err(Error::os("open directory", "one that has moved", ESTALE));
         }
         let times = (attr.mtime, attr.ctime);
-        let kept = node.lock().listing.clone();
+        let kept = self.listing_of(node);
         if let Some(kept) = kept
             && kept.times == times
         {
@@ -179,9 +237,24 @@ impl Fs {
             return Ok((kept, true));
         }
         self.stats.listings.inc();
-        let listing = Arc::new(Listing::new(&dir.entries()?, times, checked_ms));
+        let listing = Arc::new(Listing::new(&dir.entries()?, &attr, checked_ms));
         node.lock().listing = Some(listing.clone());
+        self.listings.lock().put(attr.identity, listing.clone());
         Ok((listing, false))
+    }
+
+    /// The listing of a directory, if there is one: the node's, or the one that outlived an earlier node of it.
+    pub(super) fn listing_of(&self, node: &Node) -> Option<Arc<Listing>> {
+        let identity = {
+            let state = node.lock();
+            if let Some(listing) = &state.listing {
+                return Some(listing.clone());
+            }
+            state.attr.identity
+        };
+        let listing = self.listings.lock().get(&identity)?;
+        node.lock().listing = Some(listing.clone());
+        Some(listing)
     }
 
     /// RELEASEDIR.
@@ -366,7 +439,7 @@ mod tests {
             kind: FileKind::Regular,
         };
         let entries: Vec<_> = names.iter().enumerate().map(entry).collect();
-        let listing = Listing::new(&entries, Default::default(), 0);
+        let listing = Listing::new(&entries, &Attr::UNKNOWN, 0);
         for (i, name) in names.iter().enumerate() {
             assert_eq!(listing.find(name).map(|row| row.ino), Some(i as u64));
         }

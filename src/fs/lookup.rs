@@ -56,6 +56,9 @@ impl Fs {
 
     /// Notes an object of the source and counts a reference on its node.
     pub(super) fn enter(&self, parent: &Arc<Node>, name: &OsStr, attr: &Attr, checked_ms: u64) -> Arc<Node> {
+        if let Some(listing) = self.listing_of(parent) {
+            listing.remember(name.as_bytes(), attr, checked_ms);
+        }
         let changed = |a: &Attr, b: &Attr| self.source.version(a) != self.source.version(b);
         self.nodes.enter(parent, name.as_bytes(), attr, checked_ms, &changed)
     }
@@ -65,9 +68,10 @@ impl Fs {
         Entry::Found { node: node.id, attr: state.attr, ttl: self.ttl_left(state.checked_ms) }
     }
 
-    /// The entry from memory, if that is fresh: a listing tells what is not there, and a node what is.
+    /// The entry from memory, if that is fresh: a listing tells what is not there; a node what is, or what the listing
+    /// remembers of it.
     pub(super) fn known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
-        let listing = parent.lock().listing.clone()?;
+        let listing = self.listing_of(parent)?;
         if !self.is_fresh(listing.checked_ms()) {
             return None;
         }
@@ -78,22 +82,27 @@ impl Fs {
             }
             return Some(Entry::Missing(self.ttl_left(listing.checked_ms())));
         };
-        let node = self.nodes.get(self.nodes.listed_id(row.ino))?;
-        let (attr, checked_ms) = {
-            let state = node.lock();
-            if !state.is_at(parent, name.as_bytes()) || state.retired || !self.is_fresh(state.checked_ms) {
-                return None;
-            }
-            (state.attr, state.checked_ms)
+        let node = self.nodes.get(self.nodes.listed_id(row.ino));
+        let (attr, checked_ms) = match node.map(|node| self.attr_at(&node, parent, name)) {
+            Some(seen) => seen?,
+            None => listing.recall(name.as_bytes())?,
         };
+        if !self.is_fresh(checked_ms) {
+            return None;
+        }
         // Entered anew, which counts the reference under the table's lock: the kernel may be forgetting it right now.
-        let node = self.enter(parent, name, &attr, checked_ms);
-        Some(Entry::Found { node: node.id, attr, ttl: self.ttl_left(checked_ms) })
+        Some(self.found(self.enter(parent, name, &attr, checked_ms)))
+    }
+
+    /// What a node knows of itself, if this is where it is and it is not an older version.
+    fn attr_at(&self, node: &Node, parent: &Arc<Node>, name: &OsStr) -> Option<(Attr, u64)> {
+        let state = node.lock();
+        (state.is_at(parent, name.as_bytes()) && !state.retired).then_some((state.attr, state.checked_ms))
     }
 
     /// The entry as it was last seen, however long ago: for a source that is silent.
     pub(super) fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
-        let listing = parent.lock().listing.clone();
+        let listing = self.listing_of(parent);
         let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()).copied());
         let is_it = |node: &Arc<Node>| {
             let state = node.lock();
@@ -101,12 +110,11 @@ impl Fs {
         };
         let listed = row.flatten().and_then(|row| self.nodes.get(self.nodes.listed_id(row.ino)));
         // A name that was looked up and not listed is found by a search, which only a silent source is worth.
-        let Some(node) = listed.filter(is_it).or_else(|| self.nodes.all().into_iter().find(is_it)) else {
+        let node = listed.filter(is_it).or_else(|| self.nodes.all().into_iter().find(is_it));
+        let remembered = || listing.as_ref()?.recall(name.as_bytes());
+        let seen = node.and_then(|node| self.attr_at(&node, parent, name)).or_else(remembered);
+        let Some((attr, checked_ms)) = seen else {
             return matches!(row, Some(None)).then_some(Entry::Missing(STALE_TTL));
-        };
-        let (attr, checked_ms) = {
-            let state = node.lock();
-            (state.attr, state.checked_ms)
         };
         let node = self.enter(parent, name, &attr, checked_ms);
         Some(Entry::Found { node: node.id, attr, ttl: STALE_TTL })
@@ -161,6 +169,13 @@ impl Fs {
                 state.pages_stale |= changed;
                 state.attr = attr;
                 state.checked_ms = checked_ms;
+                let place = state.place.clone();
+                drop(state);
+                if let Some((parent, name)) = place
+                    && let Some(listing) = self.listing_of(&parent)
+                {
+                    listing.remember(&name, &attr, checked_ms);
+                }
                 Ok((attr, self.ttl_left(checked_ms)))
             }
             // Not there any more under that name: who holds it open, or stands in it, may still ask.
@@ -179,12 +194,33 @@ impl Fs {
         }
     }
 
+    /// What is known of a node turned out to be old: the next look-up of its name asks the source, whatever the TTL.
+    pub(super) fn doubt(&self, node: &Node) {
+        let place = {
+            let mut state = node.lock();
+            state.checked_ms = EXPIRED;
+            state.place.clone()
+        };
+        if let Some((parent, name)) = place
+            && let Some(listing) = self.listing_of(&parent)
+        {
+            listing.forget(&name);
+        }
+    }
+
     /// Forgets how fresh what is known about `path` and everything below is, so that the next use asks the source. Gives
     /// the entries that the kernel should forget.
     pub fn expire(&self, path: &Path) -> Vec<(NodeId, Box<[u8]>)> {
+        // All of them, not only those below: an operator does this rarely, and what is lost is asked for again.
+        self.listings.lock().clear();
         let mut entries = Vec::new();
         for node in self.nodes.all() {
-            if !node.path().starts_with(path) {
+            let at = node.path();
+            if Some(&*at) == path.parent() {
+                // It remembers of the path's own attributes.
+                node.lock().listing = None;
+            }
+            if !at.starts_with(path) {
                 continue;
             }
             let mut state = node.lock();

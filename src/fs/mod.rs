@@ -10,6 +10,7 @@
 //! | [`lookup`] | names to nodes, attributes, links |
 //! | [`open`] | how a file is opened: a pure decision, and what follows from it |
 //! | [`dir`] | listings |
+//! | [`memory`] | what is remembered of names that the kernel has forgotten |
 //! | [`xattr`] | the inspection interface |
 //! | [`inside`] | `.warmfs/`, the directory that no listing shows |
 //! | [`watch`] | requests that wait for the source, and what happens when it is silent |
@@ -23,6 +24,7 @@
 pub mod dir;
 pub mod inside;
 pub mod lookup;
+pub mod memory;
 pub mod node;
 pub mod open;
 pub mod report;
@@ -115,6 +117,7 @@ pub struct Fs {
     registered: Mutex<LruCache<FileId, Weak<CacheFile>>>,
     passthrough_lost: OnceLock<String>,
     dir_handles: Mutex<dir::DirHandles>,
+    listings: Mutex<memory::Listings>,
     control_path: OnceLock<PathBuf>,
 }
 
@@ -134,6 +137,7 @@ impl Fs {
             registered: Mutex::new(LruCache::new(backing_ids_max)),
             passthrough_lost: OnceLock::new(),
             dir_handles: Mutex::default(),
+            listings: Mutex::default(),
             control_path: OnceLock::new(),
             stats: cache.stats().clone(),
             settings,

@@ -250,6 +250,12 @@ impl NodeTable {
         if state.attr.identity != attr.identity || node.kind != attr.kind || state.retired {
             return None;
         }
+        // What is told is older than what is known: a reference is counted, and nothing else.
+        if state.checked_ms != super::EXPIRED && checked_ms < state.checked_ms {
+            drop(state);
+            node.nlookup.fetch_add(1, Ordering::AcqRel);
+            return Some(node);
+        }
         if version_changed(&state.attr, attr) {
             if state.open.is_some() {
                 state.retired = true;

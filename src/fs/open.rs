@@ -10,7 +10,7 @@ use super::{ESTALE, Fs, Reply};
 use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
 use crate::store::FileUse;
-use crate::types::{Attr, Error, FileVersion, KernelRef, NodeId, Result};
+use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -251,6 +251,7 @@ impl Fs {
 
     fn open_by_plan(self: &Arc<Self>, node: Arc<Node>, tries: u32, reply: Reply<Opened>) {
         if tries == 0 {
+            self.doubt(&node);
             return reply(Err(changed()));
         }
         let (plan, file) = self.plan(&node);
@@ -292,7 +293,7 @@ impl Fs {
                     reply(fs.open_served(&node, served));
                 }
                 Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
-                Err(FillError::Failed(e)) => reply(Err(e)),
+                Err(FillError::Failed(e)) => reply(Err(fs.failed(&node, e))),
             }),
         );
     }
@@ -315,7 +316,25 @@ impl Fs {
         };
         match goes_on {
             true => self.open_by_plan(node, tries - 1, reply),
-            false => reply(Err(changed())),
+            false => {
+                self.doubt_unless_seen(&node, now);
+                reply(Err(changed()));
+            }
+        }
+    }
+
+    /// The source has not what we thought it had: what is known of the name is old.
+    fn failed(&self, node: &Node, error: Error) -> Error {
+        if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) {
+            self.doubt(node);
+        }
+        error
+    }
+
+    /// Sent back to look the name up, the kernel must not be told the same again.
+    fn doubt_unless_seen(&self, node: &Node, now: &Attr) {
+        if node.lock().attr != *now {
+            self.doubt(node);
         }
     }
 
@@ -372,7 +391,7 @@ impl Fs {
             Box::new(move |begun| match begun {
                 Ok(serving) => reply(fs.begin_chunks(&node, serving)),
                 Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
-                Err(FillError::Failed(e)) => reply(Err(e)),
+                Err(FillError::Failed(e)) => reply(Err(fs.failed(&node, e))),
             }),
         );
     }

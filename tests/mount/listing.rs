@@ -11,6 +11,8 @@ fn slow_world(latency: &str) -> (World, std::path::PathBuf) {
     std::fs::create_dir(&slow).unwrap();
     let mut command = warmfs();
     command.arg("faultfs").arg(world.src("")).arg(&slow).args(["--latency", latency]);
+    std::fs::write(world.dir().join("rules"), "").unwrap();
+    command.arg("--rules").arg(world.dir().join("rules")).arg("--counts").arg(world.dir().join("counts"));
     assert!(command.status().unwrap().success());
     (world, slow)
 }
@@ -36,4 +38,46 @@ fn regression_no_name_is_lost_when_attributes_take_too_long() {
     assert_eq!(sizes, 300, "who asks for attributes gets the right ones");
     world.umount();
     let _ = warmfs::sys::mount::unmount(&slow, true);
+}
+
+/// The kernel forgets names and attributes when memory is short. What the source said a moment ago is still known, so
+/// that warm files are opened without a word to it.
+#[test]
+fn regression_warm_files_need_nothing_of_the_source_after_the_kernel_forgot_them() {
+    need_mount!();
+    let (world, slow) = slow_world("1ms");
+    let files: Vec<_> = (0..60).map(|n| world.put(&format!("d{}/file-{n}", n % 3), 5000, n)).collect();
+    let mut command = warmfs();
+    command
+        .arg("mount")
+        .arg(&slow)
+        .arg(world.mnt(""))
+        .args(["--ttl", "1h", "--cache-dir"])
+        .arg(world.cache());
+    assert!(command.status().unwrap().success());
+    let list = || Command::new("ls").arg("-lR").arg(world.mnt("")).output().unwrap().stdout;
+    let read = || {
+        for (n, bytes) in files.iter().enumerate() {
+            assert_eq!(world.get(&format!("d{}/file-{n}", n % 3)), *bytes);
+        }
+    };
+    let listed = list();
+    read();
+    drop_caches();
+    // Hung, the source cannot answer: whatever asks it now does not come back in time.
+    std::fs::write(world.dir().join("rules"), "op=* hang\n").unwrap();
+    let mut asks = Command::new("stat").arg(slow.join("none")).spawn().unwrap();
+    wait_until("the source hangs", || {
+        let counts = std::fs::read(world.dir().join("counts")).unwrap_or_default();
+        serde_json::from_slice(&counts).is_ok_and(|c: serde_json::Value| c["hanging"].as_u64() > Some(0))
+    });
+    let started = std::time::Instant::now();
+    read();
+    assert_eq!(list(), listed);
+    assert!(started.elapsed() < std::time::Duration::from_millis(900), "{:?}", started.elapsed());
+    assert_eq!(world.stat("stale_answers"), 0, "all of it was fresh");
+    std::fs::write(world.dir().join("rules"), "").unwrap();
+    asks.wait().unwrap();
+    world.umount();
+    let _ = warmfs::sys::mount::unmount_force(&slow);
 }
