@@ -3,6 +3,7 @@
 //! What the kernel asks here after its own caches have expired. An answer from memory says only how much longer it is
 //! good, so that nothing is ever older than the TTL, however many caches it passed.
 
+use super::dir::Row;
 use super::node::Node;
 use super::{ENOENT, ESTALE, EXPIRED, Entry, Fs, Reply, STALE_TTL};
 use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
@@ -88,20 +89,30 @@ impl Fs {
     }
 
     /// The entry as it was last seen, however long ago: for a source that is silent.
-    pub(super) fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+    fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
         let listing = parent.lock().listing.clone();
-        let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()).copied());
-        let is_it = |node: &Arc<Node>| {
-            let state = node.lock();
-            state.is_at(parent, name.as_bytes()) && !state.retired
-        };
-        let listed = row.flatten().and_then(|row| self.nodes.get(self.nodes.listed_id(row.ino)));
+        let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()));
+        if let Some(Some(row)) = row
+            && let Some(entry) = self.listed_entry(parent, name, row)
+        {
+            return Some(entry);
+        }
         // A name that was looked up and not listed is found by a search, which only a silent source is worth.
-        let Some(node) = listed.filter(is_it).or_else(|| self.nodes.all().into_iter().find(is_it)) else {
-            return matches!(row, Some(None)).then_some(Entry::Missing(STALE_TTL));
-        };
+        let found = self.nodes.all().into_iter().find_map(|node| self.entry_at(&node, parent, name));
+        found.or_else(|| matches!(row, Some(None)).then_some(Entry::Missing(STALE_TTL)))
+    }
+
+    /// The same for an entry of a listing, if the kernel knows it.
+    pub(super) fn listed_entry(&self, parent: &Arc<Node>, name: &OsStr, row: &Row) -> Option<Entry> {
+        self.entry_at(&self.nodes.get(self.nodes.listed_id(row.ino))?, parent, name)
+    }
+
+    fn entry_at(&self, node: &Arc<Node>, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
         let (attr, checked_ms) = {
             let state = node.lock();
+            if !state.is_at(parent, name.as_bytes()) || state.retired {
+                return None;
+            }
             (state.attr, state.checked_ms)
         };
         let node = self.enter(parent, name, &attr, checked_ms);

@@ -1,5 +1,8 @@
 //! Tests of the library without a mount: no privileges, no kernel in the loop.
 
+// Helpers may fail a test as tests may.
+#![allow(clippy::unwrap_used)]
+
 mod common;
 mod faults;
 mod fs_model;

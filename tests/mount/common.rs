@@ -119,7 +119,6 @@ impl World {
     }
 
     /// The daemon's process.
-
     pub fn pid(&self) -> i32 {
         let pids = daemons(&self.cache());
         assert_eq!(pids.len(), 1, "{pids:?}");
