@@ -116,7 +116,7 @@ impl Shared {
             }
             let Some(cache) = cache.upgrade() else { return };
             self.commit(&cache.files);
-            cache.budget.set_overhead(self.dir.index_bytes());
+            cache.budget.set_overhead(self.dir.overhead_bytes());
             cache.shrink_to_budget();
         }
     }

@@ -149,7 +149,7 @@ impl Cache {
             policy.inserted(*id);
         }
         drop(policy);
-        self.budget.set_overhead(self.dir.index_bytes());
+        self.budget.set_overhead(self.dir.overhead_bytes());
         self.shrink_to_budget();
     }
 

@@ -5,6 +5,7 @@
 
 use super::memory::Remembered;
 use super::node::Node;
+use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
 use crate::backing::{DirEntry, SourceDir};
 use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
@@ -116,6 +117,12 @@ impl Listing {
 
     fn name(&self, row: &Row) -> &[u8] {
         &self.names[row.start as usize..][..usize::from(row.len)]
+    }
+
+    /// The entry at a position; the first come after `.` and `..`.
+    fn at(&self, position: u64) -> Option<(&Row, &OsStr)> {
+        let row = self.rows.get(position.checked_sub(DOTS)? as usize)?;
+        Some((row, OsStr::from_bytes(self.name(row))))
     }
 
     /// The entry with this name.
@@ -292,53 +299,122 @@ impl Fs {
         Ok(())
     }
 
-    /// READDIRPLUS: as READDIR, with nodes and attributes where they can be had in time. May wait for the source: call
-    /// it from [`Fs::on_pool`].
-    pub fn read_dir_plus(
-        &self,
-        handle: u64,
-        offset: u64,
-        add: &mut dyn FnMut(Listed<'_>) -> bool,
-    ) -> Result<()> {
-        let handle = self.dir_handle(handle)?;
-        let (Some(listing), Some(node)) = (&handle.listing, &handle.node) else {
-            handle.inside(offset, add);
-            return Ok(());
+    /// READDIRPLUS: as READDIR, with nodes and attributes where they can be had in time; from memory when the source is
+    /// silent.
+    pub fn read_dir_plus(self: &Arc<Self>, handle: u64, offset: u64, mut reply: Box<dyn PlusReply>) {
+        let handle = match self.dir_handle(handle) {
+            Ok(handle) => handle,
+            Err(e) => return reply.end(Err(e)),
         };
-        if !handle.dots(offset, add) {
-            return Ok(());
+        if handle.listing.is_none() {
+            handle.inside(offset, &mut |entry| reply.add(entry));
+            return reply.end(Ok(()));
         }
-        let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
-        let mut sent = false;
-        for (i, row) in listing.rows.iter().enumerate().skip(offset.saturating_sub(DOTS) as usize) {
-            let name = OsStr::from_bytes(listing.name(row));
-            let known = match asker.entry(name, sent) {
-                Asked::Known(known) => Some(known),
-                Asked::Unknown => None,
-                Asked::Gone => continue,
-                Asked::Later => break,
-            };
-            let (id, attr) = match &known {
-                Some((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
-                None => (self.nodes.unknown_id(row.ino), None),
-            };
-            let full = add(Listed { id, kind: row.kind, name, next: i as u64 + DOTS + 1, attr });
-            if full {
-                // The entry was not sent, so the kernel has no reference.
-                if let Some((node, ..)) = known {
-                    self.forget(node.id, 1);
-                }
-                break;
+        let page = Page { reply, at: offset, sent: false };
+        if self.watch.is_silent() {
+            return self.page_from_memory(&handle, page);
+        }
+        let pending = Pending::new(page);
+        let (fs, known) = (self.clone(), handle.clone());
+        let guard = self.watch.listing(&pending, move |page| fs.page_from_memory(&known, page));
+        let fs = self.clone();
+        self.pool.submit(Box::new(move || {
+            fs.page_from_source(&handle, &pending);
+            drop(guard);
+            if let Some(page) = pending.take() {
+                page.reply.end(Ok(()));
             }
-            sent = true;
-        }
-        Ok(())
+        }));
     }
 
-    /// Runs `job` on a thread that may wait for the source.
-    pub fn on_pool(self: &Arc<Self>, job: impl FnOnce(&Arc<Fs>) + Send + 'static) {
-        let fs = self.clone();
-        self.pool.submit(Box::new(move || job(&fs)));
+    fn page_from_source(&self, handle: &DirHandle, pending: &Pending<Page>) {
+        let (Some(listing), Some(node)) = (&handle.listing, &handle.node) else { return };
+        let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
+        let Some((mut at, mut sent)) = pending.with(|page| (page.dots(handle), page.sent)) else { return };
+        while let Some((row, name)) = listing.at(at) {
+            let asked = asker.entry(name, sent);
+            if let Asked::Later = asked {
+                return;
+            }
+            // Without the lock until here: if the source did not tell in time, another has answered meanwhile.
+            match pending.with(|page| page.add(self, row, name, &asked)) {
+                Some(true) => (at, sent) = (at + 1, true),
+                Some(false) | None => return asked.undo(self),
+            }
+        }
+    }
+
+    /// What is left of a page, without asking the source.
+    fn page_from_memory(&self, handle: &DirHandle, mut page: Page) {
+        let (Some(listing), Some(node)) = (&handle.listing, &handle.node) else { return };
+        if !page.sent {
+            self.stats.stale_answers.inc();
+            let mut at = page.dots(handle);
+            while let Some((row, name)) = listing.at(at) {
+                let asked = match self.listed_entry(node, name, row) {
+                    Some(super::Entry::Found { node, attr, ttl }) => self.asked(node, attr, ttl),
+                    _ => Asked::Unknown,
+                };
+                if !page.add(self, row, name, &asked) {
+                    asked.undo(self);
+                    break;
+                }
+                at += 1;
+            }
+        }
+        page.reply.end(Ok(()));
+    }
+
+    fn asked(&self, node: NodeId, attr: Attr, ttl: Duration) -> Asked {
+        self.nodes.get(node).map_or(Asked::Unknown, |node| Asked::Known((node, attr, ttl)))
+    }
+}
+
+/// Takes the entries of a READDIRPLUS, until it is told that this was all.
+pub trait PlusReply: Send {
+    /// One entry; `true` if the buffer is full and it was not taken.
+    fn add(&mut self, entry: Listed<'_>) -> bool;
+
+    /// The end.
+    fn end(self: Box<Self>, result: Result<()>);
+}
+
+/// A reply to READDIRPLUS in the making.
+struct Page {
+    reply: Box<dyn PlusReply>,
+    /// Position of the next entry.
+    at: u64,
+    /// An entry was taken; a reply without one would be the end of the listing.
+    sent: bool,
+}
+
+impl Page {
+    /// Tells `.` and `..` if it is their turn. Gives the position after.
+    fn dots(&mut self, handle: &DirHandle) -> u64 {
+        if self.at < DOTS {
+            let reply = &mut self.reply;
+            handle.dots(self.at, &mut |entry| reply.add(entry));
+            (self.at, self.sent) = (DOTS, true);
+        }
+        self.at
+    }
+
+    /// `false` if the buffer is full.
+    fn add(&mut self, fs: &Fs, row: &Row, name: &OsStr, asked: &Asked) -> bool {
+        let next = self.at + 1;
+        let (id, attr) = match asked {
+            Asked::Known((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
+            Asked::Unknown | Asked::Later => (fs.nodes.unknown_id(row.ino), None),
+            Asked::Gone => {
+                self.at = next;
+                return true;
+            }
+        };
+        if self.reply.add(Listed { id, kind: row.kind, name, next, attr }) {
+            return false;
+        }
+        (self.at, self.sent) = (next, true);
+        true
     }
 }
 
@@ -392,11 +468,10 @@ enum Asked {
 impl Asker<'_> {
     fn entry(&mut self, name: &OsStr, sent: bool) -> Asked {
         let fs = self.fs;
-        if let Some(entry) = fs.known_entry(self.node, name) {
-            return self.known(entry);
-        }
-        if fs.watch.is_silent() {
-            return fs.last_known_entry(self.node, name).map_or(Asked::Unknown, |entry| self.known(entry));
+        match fs.known_entry(self.node, name) {
+            Some(super::Entry::Found { node, attr, ttl }) => return fs.asked(node, attr, ttl),
+            Some(super::Entry::Missing(_)) => return Asked::Gone,
+            None => {}
         }
         // A reply without an entry would be the end of the listing.
         if sent && (self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked) {
@@ -419,10 +494,14 @@ impl Asker<'_> {
             Err(_) => Asked::Unknown,
         }
     }
+}
 
-    fn known(&self, entry: super::Entry) -> Asked {
-        let super::Entry::Found { node, attr, ttl } = entry else { return Asked::Gone };
-        self.fs.nodes.get(node).map_or(Asked::Unknown, |node| Asked::Known((node, attr, ttl)))
+impl Asked {
+    /// The entry was not sent, so the kernel has no reference.
+    fn undo(self, fs: &Fs) {
+        if let Self::Known((node, ..)) = self {
+            fs.forget(node.id, 1);
+        }
     }
 }
 

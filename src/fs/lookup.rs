@@ -3,6 +3,7 @@
 //! What the kernel asks here after its own caches have expired. An answer from memory says only how much longer it is
 //! good, so that nothing is ever older than the TTL, however many caches it passed.
 
+use super::dir::Row;
 use super::node::Node;
 use super::{ENOENT, ESTALE, EXPIRED, Entry, Fs, Reply, STALE_TTL};
 use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
@@ -101,23 +102,33 @@ impl Fs {
     }
 
     /// The entry as it was last seen, however long ago: for a source that is silent.
-    pub(super) fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+    fn last_known_entry(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
         let listing = self.listing_of(parent);
-        let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()).copied());
-        let is_it = |node: &Arc<Node>| {
-            let state = node.lock();
-            state.is_at(parent, name.as_bytes()) && !state.retired
-        };
-        let listed = row.flatten().and_then(|row| self.nodes.get(self.nodes.listed_id(row.ino)));
+        let row = listing.as_ref().map(|listing| listing.find(name.as_bytes()));
+        if let Some(Some(row)) = row
+            && let Some(entry) = self.listed_entry(parent, name, row)
+        {
+            return Some(entry);
+        }
         // A name that was looked up and not listed is found by a search, which only a silent source is worth.
-        let node = listed.filter(is_it).or_else(|| self.nodes.all().into_iter().find(is_it));
-        let remembered = || listing.as_ref()?.recall(name.as_bytes());
-        let seen = node.and_then(|node| self.attr_at(&node, parent, name)).or_else(remembered);
-        let Some((attr, checked_ms)) = seen else {
-            return matches!(row, Some(None)).then_some(Entry::Missing(STALE_TTL));
-        };
-        let node = self.enter(parent, name, &attr, checked_ms);
-        Some(Entry::Found { node: node.id, attr, ttl: STALE_TTL })
+        let found = self.nodes.all().into_iter().find_map(|node| self.attr_at(&node, parent, name));
+        match found {
+            Some((attr, checked_ms)) => Some(self.found_stale(parent, name, &attr, checked_ms)),
+            None => matches!(row, Some(None)).then_some(Entry::Missing(STALE_TTL)),
+        }
+    }
+
+    /// The same for an entry of a listing, if its node or the listing knows of it.
+    pub(super) fn listed_entry(&self, parent: &Arc<Node>, name: &OsStr, row: &Row) -> Option<Entry> {
+        let node = self.nodes.get(self.nodes.listed_id(row.ino));
+        let seen = node.and_then(|node| self.attr_at(&node, parent, name));
+        let (attr, checked_ms) = seen.or_else(|| self.listing_of(parent)?.recall(name.as_bytes()))?;
+        Some(self.found_stale(parent, name, &attr, checked_ms))
+    }
+
+    fn found_stale(&self, parent: &Arc<Node>, name: &OsStr, attr: &Attr, checked_ms: u64) -> Entry {
+        let node = self.enter(parent, name, attr, checked_ms);
+        Entry::Found { node: node.id, attr: *attr, ttl: STALE_TTL }
     }
 
     /// FORGET: the kernel drops references.

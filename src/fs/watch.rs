@@ -26,6 +26,11 @@ impl<R> Pending<R> {
         self.0.lock().take()
     }
 
+    /// Works on the reply, if it was not given yet. Not for long, and not while asking the source.
+    pub fn with<T>(&self, work: impl FnOnce(&mut R) -> T) -> Option<T> {
+        self.0.lock().as_mut().map(work)
+    }
+
     /// The reply and an answer to it, if it was not given yet and `answer` has one.
     fn take_with<T>(&self, answer: impl FnOnce() -> Option<T>) -> Option<(R, T)> {
         let mut reply = self.0.lock();
@@ -104,6 +109,21 @@ impl Watch {
             })
         });
         self.add(true, on_hang, timeout_action(pending.clone(), stats, |reply, error| reply(Err(error))))
+    }
+
+    /// A request for entries with their attributes begins to wait; `known` answers if the source is silent.
+    pub fn listing<R: Send + 'static>(
+        self: &Arc<Self>,
+        pending: &Pending<R>,
+        known: impl FnOnce(R) + Send + 'static,
+    ) -> WatchGuard {
+        let pending = pending.clone();
+        let on_hang: Action = Box::new(move || {
+            if let Some(reply) = pending.take() {
+                known(reply);
+            }
+        });
+        self.add(true, Some(on_hang), Box::new(|| {}))
     }
 
     /// A request for data begins to wait.

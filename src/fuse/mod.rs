@@ -11,6 +11,7 @@
 pub mod convert;
 pub mod session;
 
+use crate::fs::dir::{Listed, PlusReply};
 use crate::fs::open::Opened;
 use crate::fs::{Entry, Fs};
 use crate::sys::passthrough::Registration;
@@ -37,6 +38,26 @@ impl Adapter {
     /// An adapter for `fs`.
     pub fn new(fs: Arc<Fs>, cache_dirs: bool) -> Self {
         Self { fs, cache_dirs }
+    }
+}
+
+/// A READDIRPLUS that is being answered.
+struct PlusPage(ReplyDirectoryPlus);
+
+impl PlusReply for PlusPage {
+    fn add(&mut self, entry: Listed<'_>) -> bool {
+        let (attr, ttl) = match &entry.attr {
+            Some((attr, ttl)) => (file_attr(entry.id, attr), *ttl),
+            None => (convert::listed_attr(entry.id, entry.kind), Duration::ZERO),
+        };
+        self.0.add(INodeNo(entry.id), entry.next, entry.name, &ttl, &attr, GENERATION)
+    }
+
+    fn end(self: Box<Self>, result: crate::types::Result<()>) {
+        match result {
+            Ok(()) => self.0.ok(),
+            Err(e) => self.0.error(errno(&e)),
+        }
     }
 }
 
@@ -187,22 +208,10 @@ impl Filesystem for Adapter {
         ino: INodeNo,
         fh: FileHandle,
         offset: u64,
-        mut reply: ReplyDirectoryPlus,
+        reply: ReplyDirectoryPlus,
     ) {
         debug!(id = req.unique().0, ino = ino.0, offset, "READDIRPLUS");
-        self.fs.on_pool(move |fs| {
-            let listed = fs.read_dir_plus(fh.0, offset, &mut |entry| {
-                let (attr, ttl) = match &entry.attr {
-                    Some((attr, ttl)) => (file_attr(entry.id, attr), *ttl),
-                    None => (convert::listed_attr(entry.id, entry.kind), Duration::ZERO),
-                };
-                reply.add(INodeNo(entry.id), entry.next, entry.name, &ttl, &attr, GENERATION)
-            });
-            match listed {
-                Ok(()) => reply.ok(),
-                Err(e) => reply.error(errno(&e)),
-            }
-        });
+        self.fs.read_dir_plus(fh.0, offset, Box::new(PlusPage(reply)));
     }
 
     fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {

@@ -41,6 +41,11 @@ pub struct CacheDir {
     unfinished: Mutex<Option<HashSet<u64>>>,
 }
 
+/// FORMAT, LOCK, SOURCE and the directories down to `data`, a block each.
+const FIXED_BYTES: u64 = 7 * super::BLOCK_BYTES;
+/// A directory of 1024 data files, 28 bytes an entry on ext4, blocks half full.
+const SHARD_BYTES: u64 = 14 * super::BLOCK_BYTES;
+
 /// What is open of the directory.
 struct Dirs {
     /// Holds the flock for as long as the cache is in use.
@@ -251,8 +256,15 @@ impl CacheDir {
             .map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
+    /// What the directory takes on the disk beside the data files, bytes; the log not counted, which has a limit of its
+    /// own.
+    pub fn overhead_bytes(&self) -> u64 {
+        let shards = (self.next_number.load(Ordering::Relaxed) >> 10) + 1;
+        self.index_bytes() + FIXED_BYTES + shards * SHARD_BYTES
+    }
+
     /// What the index takes on the disk, bytes.
-    pub fn index_bytes(&self) -> u64 {
+    fn index_bytes(&self) -> u64 {
         rustix::fs::statat(&self.dirs().source, "index.redb", AtFlags::SYMLINK_NOFOLLOW)
             .map_or(0, |s| s.st_blocks as u64 * 512)
     }

@@ -153,14 +153,14 @@ fn a_source_that_hangs_does_not_block_what_is_cached() {
     }
 }
 
-/// What is done to a data file, by name.
-type Tamper = (&'static str, fn(&Path));
+/// Does something to a data file.
+type Tamper = fn(&Path);
 
 /// Goal: files missing, shortened or replaced on the SSD are fetched again. Method: each kind of tampering, seen at
 /// the next start, where nothing is open or registered yet.
 #[test]
 fn bug_025_bug_030_tampered_data_files_are_fetched_again() {
-    let tampers: [Tamper; 7] = [
+    let tampers: [(&str, Tamper); 7] = [
         ("deleted", |f| std::fs::remove_file(f).unwrap()),
         ("halved", |f| std::fs::File::options().write(true).open(f).unwrap().set_len(20_000).unwrap()),
         ("longer", |f| std::fs::File::options().write(true).open(f).unwrap().set_len(60_000).unwrap()),
@@ -223,7 +223,8 @@ fn bug_030_data_files_cut_while_they_are_read_give_right_bytes() {
                 if dice.below(4) == 0
                     && let Ok(file) = std::fs::File::options().write(true).open(file)
                 {
-                    let _ = file.set_len(dice.below(100_000));
+                    // To nothing: a cut inside a page shows zeros to a read that is under way, in any file system.
+                    let _ = file.set_len(0);
                 }
             }
         }
@@ -282,7 +283,7 @@ fn bug_029_a_damaged_chunk_of_a_large_file_is_fetched_again() {
     assert_eq!(world.stats().checksum_failures.get(), 1);
     assert!(world.faults().bytes_read() <= 2 * MIB, "{}", world.faults().bytes_read());
     assert!(world.get("big") == bytes);
-    let usage = world.cache().usage().bytes - world.cache().dir().index_bytes();
+    let usage = world.cache().usage().bytes - world.cache().dir().overhead_bytes();
     assert_eq!(usage, du(&data[0]), "each chunk is counted once");
 }
 
@@ -377,7 +378,7 @@ fn bug_084_a_cancelled_warm_up_frees_everything() {
         world.cache().file_count() == 0
     });
     wait_until("all space is given back", || {
-        world.cache().usage().bytes == world.cache().dir().index_bytes() || {
+        world.cache().usage().bytes == world.cache().dir().overhead_bytes() || {
             world.cache().flush();
             false
         }

@@ -1,4 +1,5 @@
 //! Tests of the library without a mount: no privileges, no kernel in the loop.
+
 // Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
 

@@ -168,7 +168,7 @@ fn bug_046_a_smaller_budget_is_kept_from_the_start() {
     world.start();
     assert!(world.cache().usage().bytes <= 8 * MIB && world.cache().file_count() > 3);
     let on_disk: u64 = world.data_files().iter().map(|f| du(f)).sum();
-    assert_eq!(on_disk + world.cache().dir().index_bytes(), world.cache().usage().bytes);
+    assert_eq!(on_disk + world.cache().dir().overhead_bytes(), world.cache().usage().bytes);
 }
 
 /// Goal: a file used a moment ago stays, whatever the access times on the disk say, and so does one that is open.

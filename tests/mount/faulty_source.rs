@@ -215,3 +215,28 @@ fn a_listing_of_a_slow_source_has_every_name() {
         faulty.world.umount();
     }
 }
+
+/// Goal: after kill -9 in the middle of fills the next mount takes the dead one's place, and every byte is right.
+#[test]
+fn bug_028_kill_9_in_the_middle_of_a_fill() {
+    need_mount!();
+    let faulty = Faulty::new(&["--ttl", "0", "-o", "cache.small_file_max=1MiB"]);
+    let world = &faulty.world;
+    for round in 0..6u64 {
+        let small = faulty.put("small", 900_000, round);
+        let large = faulty.put("large", 6 << 20, round + 100);
+        faulty.rules("op=read delay=4ms");
+        world.mount();
+        let readers: Vec<_> = ["small", "large"]
+            .map(|name| world.mnt(name))
+            .map(|path| std::thread::spawn(move || drop(std::fs::read(path))))
+            .into();
+        std::thread::sleep(Duration::from_millis(7 * round));
+        world.kill();
+        readers.into_iter().for_each(|r| r.join().unwrap());
+        faulty.rules("");
+        world.mount();
+        assert!(world.get("small") == small && world.get("large") == large, "round {round}");
+        world.umount();
+    }
+}
