@@ -3,7 +3,7 @@
 //! It stands behind the same traits as the real one, so that what is tested is the code that runs in production. A
 //! file opened through it has no descriptor to read directly, so every byte passes the faults.
 
-use super::{DirEntry, FsFigures, Source, SourceDir, SourceFile};
+use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
 use crate::types::{Attr, Error, FileId, FileVersion, Result};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -120,6 +120,16 @@ impl<S: Source> Source for FaultySource<S> {
     fn stat(&self, path: &Path) -> Result<Attr> {
         self.shared.enter(Call::Stat)?;
         self.inner.stat(path)
+    }
+
+    fn look(&self, path: &Path) -> Result<(Attr, Option<Pin>)> {
+        self.shared.enter(Call::Stat)?;
+        self.inner.look(path)
+    }
+
+    fn open_pinned(&self, pin: &Pin) -> Result<Arc<dyn SourceFile>> {
+        self.shared.enter(Call::Open)?;
+        Ok(Arc::new(FaultyFile { inner: self.inner.open_pinned(pin)?, shared: self.shared.clone() }))
     }
 
     fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>> {

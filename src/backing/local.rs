@@ -5,14 +5,14 @@
 //! cannot lead the daemon outside (its rights may be greater than the reader's). The same descriptor is what makes a
 //! mount over the source's own path possible.
 
-use super::{DirEntry, FsFigures, Source, SourceDir, SourceFile};
+use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
 use crate::types::{
     Attr, Error, ErrorKind, FileId, FileKind, FileVersion, Identity, PathText, Result, Timestamp,
 };
 use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -65,19 +65,23 @@ impl LocalSource {
             .map_err(|e| Error::os(op, PathText(path).to_string(), e.raw_os_error()))
     }
 
-    /// Opens for reading, without touching the access time where the source allows that.
     fn resolve_for_reading(&self, path: &Path) -> Result<OwnedFd> {
         // O_NONBLOCK: a pipe that took the file's place must not hold us.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        self.without_atime(flags, |flags| self.resolve("open", path, flags))
+    }
+
+    /// Opens without touching the access time where the source allows that.
+    fn without_atime(&self, flags: OFlags, open: impl Fn(OFlags) -> Result<OwnedFd>) -> Result<OwnedFd> {
         if self.no_atime.load(Ordering::Relaxed) {
-            match self.resolve("open", path, flags | OFlags::NOATIME) {
+            match open(flags | OFlags::NOATIME) {
                 Err(e) if e.errno() == Some(Errno::PERM.raw_os_error()) => {
                     self.no_atime.store(false, Ordering::Relaxed);
                 }
                 other => return other,
             }
         }
-        self.resolve("open", path, flags)
+        open(flags)
     }
 }
 
@@ -85,6 +89,25 @@ impl Source for LocalSource {
     fn stat(&self, path: &Path) -> Result<Attr> {
         let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
         statx_fd(fd.as_fd(), c"").map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))
+    }
+
+    fn look(&self, path: &Path) -> Result<(Attr, Option<Pin>)> {
+        let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let attr = statx_fd(fd.as_fd(), c"")
+            .map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))?;
+        let regular = attr.kind == FileKind::Regular;
+        Ok((attr, regular.then(|| Pin { fd: Arc::new(fd), attr })))
+    }
+
+    fn open_pinned(&self, pin: &Pin) -> Result<Arc<dyn SourceFile>> {
+        // Not a link of the source's: our own descriptor, which was resolved beneath the root when it was made.
+        let path = format!("/proc/self/fd/{}", pin.fd.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let fd = self.without_atime(flags, |flags| {
+            rustix::fs::open(&path, flags, Mode::empty())
+                .map_err(|e| Error::os("open", "a file that was looked up", e.raw_os_error()))
+        })?;
+        Ok(Arc::new(LocalFile { fd: Arc::new(fd), name: "a file that was looked up".into() }))
     }
 
     fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>> {

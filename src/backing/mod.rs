@@ -40,6 +40,15 @@ pub trait SourceDir: Send + Sync {
     fn stat(&self, name: &[u8]) -> Result<Attr>;
 }
 
+/// A file of the source that was looked at and is held, not open: between a look-up and an open a name may come to mean
+/// another file, and the open is to get the one that was looked up.
+#[derive(Clone, Debug)]
+pub struct Pin {
+    fd: Arc<OwnedFd>,
+    /// What it looked like then.
+    pub attr: Attr,
+}
+
 /// One name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
@@ -76,6 +85,14 @@ pub struct FsFigures {
 pub trait Source: Send + Sync {
     /// Attributes of the object at `path` (empty: the root), links not followed.
     fn stat(&self, path: &Path) -> Result<Attr>;
+
+    /// As [`Source::stat`], and holds a regular file so that it can be opened as it was seen, whatever takes its name.
+    fn look(&self, path: &Path) -> Result<(Attr, Option<Pin>)> {
+        Ok((self.stat(path)?, None))
+    }
+
+    /// Opens the very file that was looked at.
+    fn open_pinned(&self, pin: &Pin) -> Result<Arc<dyn SourceFile>>;
 
     /// Opens a regular file for reading. Never blocks on a pipe and never follows a link.
     fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>>;

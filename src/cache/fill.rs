@@ -7,7 +7,7 @@ use super::Cache;
 use super::engine::{Copy, CopyError};
 use super::flight::Waiter;
 use super::read::{Opened, Serving};
-use crate::backing::SourceFile;
+use crate::backing::Pin;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
@@ -25,6 +25,8 @@ pub struct Want {
     pub version: FileVersion,
     /// Its path below the source's root.
     pub path: PathBuf,
+    /// The file itself, if it is held since it was looked up.
+    pub pin: Option<Pin>,
 }
 
 /// Where the file can be read now.
@@ -33,7 +35,7 @@ pub enum Served {
     /// In the cache, complete.
     File(FileUse),
     /// Only in the source: nothing could be kept.
-    Source(Arc<dyn SourceFile>),
+    Source(Opened),
 }
 
 /// Why it cannot be read.
@@ -70,41 +72,50 @@ impl Cache {
         {
             return Ok(Served::File(file));
         }
-        let source = self.open_version(want)?;
-        match self.fill_ssd(want, &*source) {
+        let opened = self.open_version(want)?;
+        match self.fill_ssd(want, &opened) {
             Ok(file) => return Ok(Served::File(file)),
             Err(Stop::Source(error)) => return Err(error),
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
-        match self.fill_ram(want, &*source) {
+        match self.fill_ram(want, &opened) {
             Ok(file) => Ok(Served::File(file)),
             Err(Stop::Source(error)) => Err(error),
-            Err(Stop::NoRoom | Stop::Ssd(_)) => Ok(Served::Source(source)),
+            Err(Stop::NoRoom | Stop::Ssd(_)) => Ok(Served::Source(opened)),
         }
     }
 
     /// Opens the source's file if it still holds the version that is wanted.
-    pub(super) fn open_version(&self, want: &Want) -> std::result::Result<Arc<dyn SourceFile>, FillError> {
+    pub(super) fn open_version(&self, want: &Want) -> std::result::Result<Opened, FillError> {
         let count = |e: Error| {
             self.stats.backing_errors.inc();
             FillError::Failed(e)
         };
+        if let Some(pin) = &want.pin
+            && let Ok(source) = self.source.open_pinned(pin)
+        {
+            let opened = Opened { attr: source.attr().map_err(count)?, source };
+            let seen = Opened { attr: pin.attr, ..opened.clone() };
+            if self.source.version(&pin.attr) == want.version && self.is_unchanged(&seen, &opened.attr) {
+                return Ok(opened);
+            }
+        }
         let source = self.source.open(&want.path).map_err(count)?;
         let attr = source.attr().map_err(count)?;
         if self.source.version(&attr) != want.version {
             return Err(FillError::Changed(attr));
         }
-        Ok(source)
+        Ok(Opened { source, attr })
     }
 
-    fn fill_ssd(&self, want: &Want, source: &dyn SourceFile) -> std::result::Result<FileUse, Stop> {
+    fn fill_ssd(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
         if self.ssd.is_resting() || self.dir.is_closed() {
             return Err(Stop::NoRoom);
         }
         let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
-        match self.copy_whole(want, source, Arc::new(fd)) {
+        match self.copy_whole(want, opened, Arc::new(fd)) {
             Ok(chunks) => {
                 self.ssd.worked();
                 self.stats.ssd_bytes_written.add(want.version.size);
@@ -123,10 +134,10 @@ impl Cache {
         }
     }
 
-    fn fill_ram(&self, want: &Want, source: &dyn SourceFile) -> std::result::Result<FileUse, Stop> {
+    fn fill_ram(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
         let room = self.ram.reserve(want.version.size).ok_or(Stop::NoRoom)?;
         let fd = Arc::new(RamWindow::create().map_err(Stop::Ssd)?);
-        let chunks = self.copy_whole(want, source, fd.clone())?;
+        let chunks = self.copy_whole(want, opened, fd.clone())?;
         let file = self.complete(want, Place::Ram(fd), chunks, room);
         let used = file.use_it().expect("not in the window yet, so nobody retired it");
         self.ram.insert(file);
@@ -142,19 +153,19 @@ impl Cache {
     fn copy_whole(
         &self,
         want: &Want,
-        source: &dyn SourceFile,
+        opened: &Opened,
         target: Arc<OwnedFd>,
     ) -> std::result::Result<Vec<Chunk>, Stop> {
         let size = want.version.size;
         let mut chunks = vec![Chunk::Missing; chunk_count(size) as usize];
         let all = ChunkRange { start: 0, end: chunk_count(size) };
-        let job = Copy { source, target: &target, chunks: all, size };
+        let job = Copy { source: &*opened.source, target: &target, chunks: all, size };
         let copied = self.engine.copy(&job, &mut |index, hash, bytes| {
             self.stats.backing_bytes_read.add(bytes.len() as u64);
             chunks[index as usize] = Chunk::Present { hash: *hash.as_bytes(), trusted: true };
             true
         });
-        self.check_same(want, source, copied)?;
+        self.check_same(want, opened, copied)?;
         Ok(chunks)
     }
 
@@ -162,7 +173,7 @@ impl Cache {
     fn check_same(
         &self,
         want: &Want,
-        source: &dyn SourceFile,
+        opened: &Opened,
         copied: std::result::Result<(), CopyError>,
     ) -> std::result::Result<(), Stop> {
         match copied {
@@ -173,9 +184,9 @@ impl Cache {
             }
             Ok(()) | Err(CopyError::Truncated) => {}
         }
-        let attr = source.attr().map_err(|e| Stop::Source(FillError::Failed(e)))?;
-        if self.source.version(&attr) != want.version {
-            return Err(Stop::Source(FillError::Changed(attr)));
+        let now = opened.source.attr().map_err(|e| Stop::Source(FillError::Failed(e)))?;
+        if !self.is_unchanged(opened, &now) {
+            return Err(Stop::Source(FillError::Changed(now)));
         }
         match copied {
             Ok(()) => Ok(()),
@@ -200,15 +211,14 @@ impl Cache {
     }
 
     fn begin_now(&self, want: &Want) -> std::result::Result<Serving, FillError> {
-        let source = self.open_version(want)?;
-        let opened = source.attr().map_err(FillError::Failed)?;
+        let opened = self.open_version(want)?;
         let file = match self.get(want.id, &want.version) {
             Some(file) => Some(file),
             None => self.create_sparse(want),
         };
         Ok(match file {
-            Some(file) => Serving::partial(file, Some(Opened { source, attr: opened })),
-            None => Serving::Source(Opened { source, attr: opened }),
+            Some(file) => Serving::partial(file, Some(opened)),
+            None => Serving::Source(opened),
         })
     }
 

@@ -253,28 +253,28 @@ impl Cache {
     }
 
     fn open_source_of(&self, file: &CacheFile) -> Result<Opened> {
-        let want = Want { id: file.id(), version: file.version(), path: path_of(file).to_path_buf() };
+        let want =
+            Want { id: file.id(), version: file.version(), path: path_of(file).to_path_buf(), pin: None };
         match self.open_version(&want) {
-            Ok(source) => {
-                let attr = source.attr()?;
-                Ok(Opened { source, attr })
-            }
+            Ok(opened) => Ok(opened),
             Err(FillError::Changed(_)) => Err(stale("open")),
             Err(FillError::Failed(e)) if e.kind() == crate::types::ErrorKind::NotFound => Err(stale("open")),
             Err(FillError::Failed(e)) => Err(e),
         }
     }
 
-    /// What was read from an open file is of its version only if the file is still that version. A file that only lost
-    /// a name since (rename over it, unlink) still is: its bytes did not change, and its reader holds the last reference.
+    /// What was read from an open file is of its version only if the file is still that version.
     fn check_unchanged(&self, opened: &Opened) -> Result<()> {
         let now = opened.source.attr()?;
+        if self.is_unchanged(opened, &now) { Ok(()) } else { Err(stale("read")) }
+    }
+
+    /// Whether the bytes of an open file are those of the version that it was opened as. A file that only lost a name
+    /// since (rename over it, unlink) still has them, and its reader holds the last reference.
+    pub(super) fn is_unchanged(&self, opened: &Opened, now: &Attr) -> bool {
         let same_bytes = now.size == opened.attr.size && now.mtime == opened.attr.mtime;
         let lost_a_name = same_bytes && now.nlink < opened.attr.nlink;
-        if lost_a_name || self.source.version(&now) == self.source.version(&opened.attr) {
-            return Ok(());
-        }
-        Err(stale("read"))
+        lost_a_name || self.source.version(now) == self.source.version(&opened.attr)
     }
 
     /// Makes `chunks` present and trusted, then calls `then` with whether they can be read from the data file (`false`:

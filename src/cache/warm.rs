@@ -128,6 +128,7 @@ impl Cache {
             id: self.source.file_id(path, attr),
             version: self.source.version(attr),
             path: path.to_path_buf(),
+            pin: None,
         };
         if self.get(want.id, &want.version).is_some_and(|f| f.is_complete()) {
             bytes(attr.size, false);

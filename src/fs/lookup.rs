@@ -5,8 +5,8 @@
 
 use super::dir::Row;
 use super::node::Node;
-use super::{ENOENT, ESTALE, EXPIRED, Entry, Fs, Reply, STALE_TTL};
-use crate::types::{Attr, Error, ErrorKind, NodeId, Result};
+use super::{ENOENT, EXPIRED, Entry, Fs, Reply, STALE_TTL};
+use crate::types::{Attr, ErrorKind, NodeId, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -45,8 +45,19 @@ impl Fs {
 
     fn lookup_source(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Entry> {
         let checked_ms = self.now_ms();
-        match self.source.stat(&parent.path().join(name)) {
-            Ok(attr) => Ok(self.found(self.enter(parent, name, &attr, checked_ms))),
+        let path = parent.path().join(name);
+        let seen = match self.contested.is(parent.id, name) {
+            true => self.source.look(&path),
+            false => self.source.stat(&path).map(|attr| (attr, None)),
+        };
+        match seen {
+            Ok((attr, pin)) => {
+                let node = self.enter(parent, name, &attr, checked_ms);
+                if let Some(pin) = pin {
+                    self.contested.hold(node.id, pin);
+                }
+                Ok(self.found(node))
+            }
             Err(e) if e.errno() == Some(ENOENT) => match self.lookup_shadow(parent, name) {
                 Some(entry) => Ok(entry),
                 None => Ok(Entry::Missing(self.ttl_left(checked_ms))),
@@ -189,11 +200,9 @@ impl Fs {
                 }
                 Ok((attr, self.ttl_left(checked_ms)))
             }
-            // Not there any more under that name: who holds it open, or stands in it, may still ask.
-            _ if state.open.is_some() || node.kind == crate::types::FileKind::Directory => {
-                Ok((state.attr, STALE_TTL))
-            }
-            _ => Err(Error::os("stat", "a file that has moved", ESTALE)),
+            // Not there any more under that name. Who holds it open, or stands in it, may still ask; so does the kernel
+            // between a look-up and an open, and the open will tell.
+            _ => Ok((state.attr, self.settings.ttl.unwrap_or(STALE_TTL).min(STALE_TTL))),
         }
     }
 
@@ -212,9 +221,9 @@ impl Fs {
             state.checked_ms = EXPIRED;
             state.place.clone()
         };
-        if let Some((parent, name)) = place
-            && let Some(listing) = self.listing_of(&parent)
-        {
+        let Some((parent, name)) = place else { return };
+        self.contested.add(parent.id, &name);
+        if let Some(listing) = self.listing_of(&parent) {
             listing.forget(&name);
         }
     }

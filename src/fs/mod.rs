@@ -9,6 +9,7 @@
 //! | [`node`] | nodes and their table: who is known to the kernel, and as what |
 //! | [`lookup`] | names to nodes, attributes, links |
 //! | [`open`] | how a file is opened: a pure decision, and what follows from it |
+//! | [`contested`] | names that are replaced faster than they can be opened |
 //! | [`dir`] | listings |
 //! | [`memory`] | what is remembered of names that the kernel has forgotten |
 //! | [`xattr`] | the inspection interface |
@@ -21,6 +22,7 @@
 //! version of which parts were never fetched and that the source does not have any more is ESTALE.
 #![forbid(unsafe_code)]
 
+pub mod contested;
 pub mod dir;
 pub mod inside;
 pub mod lookup;
@@ -118,6 +120,7 @@ pub struct Fs {
     passthrough_lost: OnceLock<String>,
     dir_handles: Mutex<dir::DirHandles>,
     listings: Mutex<memory::Listings>,
+    contested: contested::Contested,
     control_path: OnceLock<PathBuf>,
 }
 
@@ -138,6 +141,7 @@ impl Fs {
             passthrough_lost: OnceLock::new(),
             dir_handles: Mutex::default(),
             listings: Mutex::default(),
+            contested: contested::Contested::default(),
             control_path: OnceLock::new(),
             stats: cache.stats().clone(),
             settings,

@@ -131,7 +131,8 @@ impl Fs {
 
     fn want(&self, node: &Arc<Node>, attr: &Attr) -> Want {
         let path = node.path();
-        Want { id: self.source.file_id(&path, attr), version: self.source.version(attr), path }
+        let pin = self.contested.take(node.id);
+        Want { id: self.source.file_id(&path, attr), version: self.source.version(attr), path, pin }
     }
 
     fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {
@@ -345,10 +346,8 @@ impl Fs {
                 self.cache.note_open(&file);
                 self.begin(node, mode, Arc::new(Serving::Kept(file)))
             }
-            Served::Source(source) => {
+            Served::Source(opened) => {
                 self.stats.bypass_opens.inc();
-                let attr = source.attr()?;
-                let opened = crate::cache::read::Opened { source, attr };
                 self.begin(node, Mode::Cached, Arc::new(Serving::Source(opened)))
             }
         }

@@ -372,8 +372,8 @@ fn two_thousand_replacements_show_no_error_and_no_mixture() {
                 done.store(true, Ordering::Release);
                 let reads: u64 = readers.into_iter().map(|r| r.join().unwrap()).sum();
                 let stales = stales.load(Ordering::Relaxed);
-                // How many are stale depends on the machine's load; that most opens succeed does not.
-                assert!(reads > 50 && stales < reads, "{reads} reads, {stales} stale");
+                // One may meet three changes in a row; more is not bad luck.
+                assert!(reads > 50 && stales * 50 <= reads, "{reads} reads, {stales} stale");
             });
             wait_until("the newest version is seen", || whole_version(&world.get("f")) == Some(2000));
         }

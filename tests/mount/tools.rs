@@ -32,7 +32,7 @@ pub fn verb(verb: &str, path: &Path) {
 /// Evicts what nobody uses below a path; that something is in use is said by the exit code and is no fault.
 pub fn evict(path: &Path) {
     let output = run(&[OsStr::new("evict"), path.as_os_str()]);
-    let in_use = output.status.code() == Some(1) && text(&output).contains("are open and stay");
+    let in_use = output.status.code() == Some(1) && text(&output).contains("in use stay");
     assert!(output.status.success() || in_use, "{}", text(&output));
 }
 
