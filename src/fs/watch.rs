@@ -69,8 +69,17 @@ struct State {
     stopped: bool,
 }
 
+impl State {
+    /// Whether the oldest request about names and attributes has waited for so long.
+    fn waits_longer_than(&self, time: Duration) -> bool {
+        self.waiting.values().find(|w| w.metadata).is_some_and(|w| w.since.elapsed() >= time)
+    }
+}
+
 struct Waiting {
     since: Instant,
+    /// After this long its client is told ETIMEDOUT.
+    patience: Duration,
     /// About names and attributes: tells whether the source is silent. A fill may rightly take long.
     metadata: bool,
     on_hang: Option<Action>,
@@ -82,6 +91,9 @@ pub struct WatchGuard {
     watch: Arc<Watch>,
     number: u64,
 }
+
+/// How long a request waits while an older one waits in vain: as long as a source that is back takes to answer.
+const PATIENCE_IN_VAIN: Duration = Duration::from_millis(100);
 
 /// The thread looks this often while something waits.
 const TICK: Duration = Duration::from_millis(100);
@@ -138,9 +150,11 @@ impl Watch {
 
     /// Whether the oldest request about names and attributes is overdue.
     pub fn is_silent(&self) -> bool {
-        let state = self.state.lock();
-        let oldest = state.waiting.values().find(|w| w.metadata);
-        oldest.is_some_and(|w| w.since.elapsed() >= self.hang_after)
+        self.waits_longer_than(self.hang_after)
+    }
+
+    fn waits_longer_than(&self, time: Duration) -> bool {
+        self.state.lock().waits_longer_than(time)
     }
 
     /// Requests that wait now.
@@ -163,7 +177,12 @@ impl Watch {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
-        let waiting = Waiting { since: Instant::now(), metadata, on_hang, on_timeout: Some(on_timeout) };
+        // Where one has waited in vain the next need not wait as long: the kernel asks for one name at a time in a
+        // directory, and their times would add up.
+        let in_vain = metadata && state.waits_longer_than(self.timeout);
+        let patience = if in_vain { PATIENCE_IN_VAIN.min(self.timeout) } else { self.timeout };
+        let on_timeout = Some(on_timeout);
+        let waiting = Waiting { since: Instant::now(), patience, metadata, on_hang, on_timeout };
         state.waiting.insert(number, waiting);
         if !state.running {
             let watch = self.clone();
@@ -193,12 +212,10 @@ impl Watch {
         let mut actions = Vec::new();
         for waiting in state.waiting.values_mut() {
             let age = waiting.since.elapsed();
-            if age < self.hang_after {
-                // The others are younger.
-                break;
+            if age >= self.hang_after {
+                actions.extend(waiting.on_hang.take());
             }
-            actions.extend(waiting.on_hang.take());
-            if age >= self.timeout {
+            if age >= waiting.patience {
                 actions.extend(waiting.on_timeout.take());
             }
         }
