@@ -5,11 +5,13 @@
 //! |---|---|
 //! | this one | the adapter: one method per request |
 //! | [`convert`] | attributes and errors in the kernel's terms |
+//! | [`spin`] | one worker stays awake while files are being opened |
 //! | [`session`] | the connection: what is negotiated, threads, registrations, notifications |
 #![forbid(unsafe_code)]
 
 pub mod convert;
 pub mod session;
+pub mod spin;
 
 use crate::fs::dir::{Listed, PlusReply};
 use crate::fs::open::Opened;
@@ -32,12 +34,13 @@ pub struct Adapter {
     fs: Arc<Fs>,
     /// Whether the kernel may keep listings: not from 6.9 to 6.12, which forget to look whether they are still true.
     cache_dirs: bool,
+    spin: Option<Arc<spin::Spin>>,
 }
 
 impl Adapter {
     /// An adapter for `fs`.
-    pub fn new(fs: Arc<Fs>, cache_dirs: bool) -> Self {
-        Self { fs, cache_dirs }
+    pub fn new(fs: Arc<Fs>, cache_dirs: bool, spin: Option<Arc<spin::Spin>>) -> Self {
+        Self { fs, cache_dirs, spin }
     }
 }
 
@@ -122,6 +125,9 @@ impl Filesystem for Adapter {
         }
         if Fs::is_inside(ino.0) {
             return reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
+        }
+        if let Some(spin) = &self.spin {
+            spin.note_open();
         }
         self.fs.open(
             ino.0,

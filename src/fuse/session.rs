@@ -1,6 +1,7 @@
 //! The connection to the kernel: what is negotiated, who serves it, the registrations and the notifications.
 
 use super::Adapter;
+use super::spin::Spin;
 use crate::fs::{Door, Fs};
 use crate::sys::passthrough::Registration;
 use crate::types::{Error, KernelRef, NodeId, Result};
@@ -68,13 +69,15 @@ impl Connection {
     /// Answers the kernel's first request on `fuse`; blocks until it comes.
     pub fn open(fs: Arc<Fs>, fuse: OwnedFd, workers: usize, cache_dirs: bool) -> Result<Self> {
         let fail = |e: std::io::Error| Error::io("open the FUSE session on", "/dev/fuse", &e);
-        let for_files = fuse.try_clone().map_err(fail)?;
-        fs.set_door(Arc::new(KernelDoor { fuse: Arc::new(for_files) }));
+        // The same open file as the session's, which the last worker reads.
+        let shared = Arc::new(fuse.try_clone().map_err(fail)?);
+        fs.set_door(Arc::new(KernelDoor { fuse: shared.clone() }));
+        let spin = Spin::new(shared, fs.cache().stats().clone());
         let mut config = Config::default();
         config.n_threads = Some(workers);
         config.clone_fd = workers > 1;
         // The kernel checks who may come in (allow_other, default_permissions): the library must not as well.
-        let adapter = Adapter::new(fs, cache_dirs);
+        let adapter = Adapter::new(fs, cache_dirs, spin);
         let session = Session::from_fd(adapter, fuse, SessionACL::All, config).map_err(fail)?;
         Ok(Self { session })
     }
