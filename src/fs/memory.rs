@@ -8,23 +8,27 @@
 use super::dir::Listing;
 use crate::types::{Attr, FileKind, Identity, Timestamp};
 use lru::LruCache;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
-/// Entries of all remembered listings together; about 110 bytes each.
+/// Entries of all remembered listings together; about 100 bytes each.
 const ENTRIES_MAX: usize = 1 << 20;
 
-/// The attributes of one entry, in 72 bytes. Its type, inode number and device are the listing's.
+/// The attributes of one entry, in 64 bytes. Its type, inode number and device are the listing's.
 #[derive(Clone, Copy, Debug)]
 pub struct Remembered {
-    checked_ms: u64,
+    /// One more than the milliseconds: never 0, so that an entry of which nothing is remembered takes no more room.
+    checked: NonZeroU64,
     size: u64,
     times_ns: [i64; 4],
     blocks: u32,
-    nlink: u32,
     uid: u32,
     gid: u32,
+    nlink: u16,
     perm: u16,
 }
+
+const _: () = assert!(size_of::<Option<Remembered>>() == 64);
 
 impl Remembered {
     /// Packs what the source said at `checked_ms`. `None` if it does not fit, as with dates centuries away; then it is
@@ -35,7 +39,7 @@ impl Remembered {
             return None;
         }
         Some(Self {
-            checked_ms,
+            checked: NonZeroU64::MIN.checked_add(checked_ms)?,
             size: attr.size,
             times_ns: [
                 to_nanos(attr.atime)?,
@@ -44,9 +48,9 @@ impl Remembered {
                 to_nanos(attr.identity.birth)?,
             ],
             blocks: attr.blocks.try_into().ok()?,
-            nlink: attr.nlink,
             uid: attr.uid,
             gid: attr.gid,
+            nlink: attr.nlink.try_into().ok()?,
             perm: attr.perm,
         })
     }
@@ -57,7 +61,7 @@ impl Remembered {
         let attr = Attr {
             kind,
             perm: self.perm,
-            nlink: self.nlink,
+            nlink: self.nlink.into(),
             uid: self.uid,
             gid: self.gid,
             rdev: 0,
@@ -68,7 +72,7 @@ impl Remembered {
             ctime,
             identity: Identity { dev, ino, birth },
         };
-        (attr, self.checked_ms)
+        (attr, self.checked.get() - 1)
     }
 }
 

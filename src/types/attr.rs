@@ -4,7 +4,10 @@
 use super::Identity;
 
 /// Seconds and nanoseconds since the epoch; seconds may be negative (files older than 1970 exist).
+///
+/// Packed to 12 bytes: four of them are kept of every file that the kernel knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(C, packed(4))]
 pub struct Timestamp {
     /// Seconds since 1970-01-01 UTC.
     pub secs: i64,
