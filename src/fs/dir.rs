@@ -177,8 +177,8 @@ pub struct Listed<'a> {
 /// `.` and `..` come first.
 const DOTS: u64 = 2;
 
-/// Time that one READDIRPLUS may spend on asking a quick source for attributes. What is left then comes by plain READDIR,
-/// and is looked up by those who want it.
+/// Time that one READDIRPLUS may spend on asking a quick source for attributes. What is left then is sent without, and is
+/// looked up by those who want it.
 const STAT_BUDGET: Duration = Duration::from_millis(50);
 /// A source that takes longer than this for one answer is not quick, and is not asked for more than one: a listing must
 /// not become slower by wanting to help.
@@ -330,15 +330,12 @@ impl Fs {
     fn page_from_source(&self, handle: &DirHandle, pending: &Pending<Page>) {
         let (Some(listing), Some(node)) = (&handle.listing, &handle.node) else { return };
         let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
-        let Some((mut at, mut sent)) = pending.with(|page| (page.dots(handle), page.sent)) else { return };
+        let Some(mut at) = pending.with(|page| page.dots(handle)) else { return };
         while let Some((row, name)) = listing.at(at) {
-            let asked = asker.entry(name, sent);
-            if let Asked::Later = asked {
-                return;
-            }
+            let asked = asker.entry(name, row);
             // Without the lock until here: if the source did not tell in time, another has answered meanwhile.
             match pending.with(|page| page.add(self, row, name, &asked)) {
-                Some(true) => (at, sent) = (at + 1, true),
+                Some(true) => at += 1,
                 Some(false) | None => return asked.undo(self),
             }
         }
@@ -404,7 +401,7 @@ impl Page {
         let next = self.at + 1;
         let (id, attr) = match asked {
             Asked::Known((node, attr, ttl)) => (node.id, Some((*attr, *ttl))),
-            Asked::Unknown | Asked::Later => (fs.nodes.unknown_id(row.ino), None),
+            Asked::Unknown => (fs.nodes.unknown_id(row.ino), None),
             Asked::Gone => {
                 self.at = next;
                 return true;
@@ -461,21 +458,22 @@ enum Asked {
     Unknown,
     /// It is not there any more.
     Gone,
-    /// There is no time for it: what was found so far is sent, and the kernel comes again.
-    Later,
 }
 
 impl Asker<'_> {
-    fn entry(&mut self, name: &OsStr, sent: bool) -> Asked {
+    fn entry(&mut self, name: &OsStr, row: &Row) -> Asked {
         let fs = self.fs;
         match fs.known_entry(self.node, name) {
             Some(super::Entry::Found { node, attr, ttl }) => return fs.asked(node, attr, ttl),
             Some(super::Entry::Missing(_)) => return Asked::Gone,
             None => {}
         }
-        // A reply without an entry would be the end of the listing.
-        if sent && (self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked) {
-            return Asked::Later;
+        if self.asked > 0 && (self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked) {
+            // What was known of it, good for no time, or at least that it exists.
+            return match fs.listed_entry(self.node, name, row) {
+                Some(super::Entry::Found { node, attr, .. }) => fs.asked(node, attr, Duration::ZERO),
+                _ => Asked::Unknown,
+            };
         }
         if self.dir.is_none() {
             self.dir = self.fs.source.open_dir(&self.node.path()).ok();

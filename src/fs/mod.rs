@@ -102,7 +102,7 @@ pub enum Entry {
 
 /// A file system over a cache.
 ///
-/// Lock order: a node's state before the tables; the alternates before a shard of nodes. None is held across I/O or a
+/// Lock order: a shard of nodes before the state of a node in it; the others are leaves. None is held across I/O or a
 /// reply.
 pub struct Fs {
     settings: Settings,

@@ -16,6 +16,12 @@ impl Fs {
         let (waiting, threads) = self.pool.gauges();
         for (name, value) in [
             ("hit_ratio", ratio),
+            // Nothing is prefetched, pinned or decoded yet, and no epochs are told apart; the names are promised.
+            ("prefetched_bytes", json!(0)),
+            ("prefetch_used_bytes", json!(0)),
+            ("pinned_bytes", json!(0)),
+            ("decoded_bytes", json!(0)),
+            ("epochs", json!([])),
             ("cache_used_bytes", json!(usage.bytes)),
             ("cache_capacity_bytes", json!(usage.bytes_max)),
             ("cached_files", json!(self.cache.file_count())),
