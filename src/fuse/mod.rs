@@ -27,7 +27,15 @@ use fuser::{
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
-use tracing::debug;
+
+/// A span for the request, at debug level, with the kernel's number of it; what is said while it is handled on this
+/// thread is said in it.
+macro_rules! request {
+    ($name:literal, $($field:tt)*) => {
+        let _span = tracing::debug_span!($name, $($field)*).entered();
+        tracing::debug!("request");
+    };
+}
 
 /// The adapter.
 pub struct Adapter {
@@ -74,7 +82,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        debug!(id = req.unique().0, parent = parent.0, ?name, "LOOKUP");
+        request!("LOOKUP", id = req.unique().0, parent = parent.0, ?name);
         self.fs.lookup(
             parent.0,
             name,
@@ -97,7 +105,7 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        debug!(id = req.unique().0, ino = ino.0, "GETATTR");
+        request!("GETATTR", id = req.unique().0, ino = ino.0);
         self.fs.getattr(
             ino.0,
             Box::new(move |answer| match answer {
@@ -108,7 +116,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
-        debug!(id = req.unique().0, ino = ino.0, "READLINK");
+        request!("READLINK", id = req.unique().0, ino = ino.0);
         self.fs.read_link(
             ino.0,
             Box::new(move |answer| match answer {
@@ -119,7 +127,7 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        debug!(id = req.unique().0, ino = ino.0, flags = flags.0, "OPEN");
+        request!("OPEN", id = req.unique().0, ino = ino.0, flags = flags.0);
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
@@ -153,7 +161,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        debug!(id = req.unique().0, ino = ino.0, offset, size, "READ");
+        request!("READ", id = req.unique().0, ino = ino.0, offset, size);
         self.fs.read(
             ino.0,
             offset,
@@ -175,13 +183,13 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        debug!(id = req.unique().0, ino = ino.0, "RELEASE");
+        request!("RELEASE", id = req.unique().0, ino = ino.0);
         self.fs.release(ino.0);
         reply.ok();
     }
 
     fn opendir(&self, req: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        debug!(id = req.unique().0, ino = ino.0, "OPENDIR");
+        request!("OPENDIR", id = req.unique().0, ino = ino.0);
         let cache_dirs = self.cache_dirs && !Fs::is_inside(ino.0);
         self.fs.open_dir(
             ino.0,
@@ -198,7 +206,7 @@ impl Filesystem for Adapter {
     }
 
     fn readdir(&self, req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        debug!(id = req.unique().0, ino = ino.0, offset, "READDIR");
+        request!("READDIR", id = req.unique().0, ino = ino.0, offset);
         let listed = self.fs.read_dir(fh.0, offset, &mut |entry| {
             reply.add(INodeNo(entry.id), entry.next, file_type(entry.kind), entry.name)
         });
@@ -216,7 +224,7 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        debug!(id = req.unique().0, ino = ino.0, offset, "READDIRPLUS");
+        request!("READDIRPLUS", id = req.unique().0, ino = ino.0, offset);
         self.fs.read_dir_plus(fh.0, offset, Box::new(PlusPage(reply)));
     }
 
@@ -226,7 +234,7 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, req: &Request, _: INodeNo, reply: ReplyStatfs) {
-        debug!(id = req.unique().0, "STATFS");
+        request!("STATFS", id = req.unique().0);
         self.fs.figures(Box::new(move |answer| match answer {
             Ok(f) => {
                 reply.statfs(f.blocks, f.bfree, f.bavail, f.files, f.ffree, f.bsize, f.namelen, f.frsize)
@@ -236,12 +244,12 @@ impl Filesystem for Adapter {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        debug!(id = req.unique().0, ino = ino.0, ?name, "GETXATTR");
+        request!("GETXATTR", id = req.unique().0, ino = ino.0, ?name);
         answer_xattr(reply, size, self.fs.get_xattr(ino.0, name.as_encoded_bytes()));
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        debug!(id = req.unique().0, ino = ino.0, "LISTXATTR");
+        request!("LISTXATTR", id = req.unique().0, ino = ino.0);
         answer_xattr(reply, size, self.fs.list_xattrs(ino.0));
     }
 
