@@ -5,6 +5,8 @@
 
 mod common;
 mod faults;
+#[path = "../figures.rs"]
+mod figures;
 mod fs_model;
 mod restart;
 mod single_flight;

@@ -9,6 +9,8 @@ mod coherence;
 mod common;
 mod dirs;
 mod faulty_source;
+#[path = "../figures.rs"]
+mod figures;
 mod files;
 mod lifecycle;
 mod listing;
