@@ -4,6 +4,7 @@
 //! file opened through it has no descriptor to read directly, so every byte passes the faults.
 
 use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
+use crate::sys::io::Io;
 use crate::types::{Attr, Error, FileId, FileVersion, Result};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
@@ -187,7 +188,7 @@ impl SourceFile for FaultyFile {
         self.inner.attr()
     }
 
-    fn fd(&self) -> Option<&Arc<OwnedFd>> {
+    fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {
         None
     }
 }

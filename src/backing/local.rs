@@ -6,10 +6,11 @@
 //! mount over the source's own path possible.
 
 use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
+use crate::sys::io::Io;
 use crate::types::{
     Attr, Error, ErrorKind, FileId, FileKind, FileVersion, Identity, PathText, Result, Timestamp,
 };
-use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags, makedev};
 use rustix::io::Errno;
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,7 @@ pub enum IdentityRule {
 
 /// A directory of the local machine, on whatever it is mounted from.
 pub struct LocalSource {
+    io: Io,
     root: OwnedFd,
     rule: IdentityRule,
     root_device: u64,
@@ -39,15 +41,19 @@ pub struct LocalSource {
 impl LocalSource {
     /// Opens `path` as a source. `rule`: `None` lets the file system's type decide.
     pub fn new(path: &Path, rule: Option<IdentityRule>) -> Result<Self> {
+        Self::through(Io::default(), path, rule)
+    }
+
+    /// The same by these calls.
+    pub fn through(io: Io, path: &Path, rule: Option<IdentityRule>) -> Result<Self> {
         let fail = |e: Errno| Error::os("open source", PathText(path).to_string(), e.raw_os_error());
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(fail)?;
+        let root = io.open(CWD, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map_err(fail)?;
         let rule = match rule {
             Some(rule) => rule,
-            None => default_rule(rustix::fs::fstatfs(&root).map_err(fail)?.f_type as u64),
+            None => default_rule(io.statfs(&root).map_err(fail)?.f_type as u64),
         };
-        let root_device = statx_fd(root.as_fd(), c"").map_err(fail)?.identity.dev;
-        Ok(Self { root, rule, root_device, no_atime: AtomicBool::new(true) })
+        let root_device = attr_of(&io, root.as_fd(), c"").map_err(fail)?.identity.dev;
+        Ok(Self { io, root, rule, root_device, no_atime: AtomicBool::new(true) })
     }
 
     /// The rule in force.
@@ -61,7 +67,7 @@ impl LocalSource {
     }
 
     fn resolve(&self, op: &'static str, path: &Path, flags: OFlags) -> Result<OwnedFd> {
-        open_beneath(self.root.as_fd(), path, flags)
+        open_beneath(&self.io, self.root.as_fd(), path, flags)
             .map_err(|e| Error::os(op, PathText(path).to_string(), e.raw_os_error()))
     }
 
@@ -88,12 +94,13 @@ impl LocalSource {
 impl Source for LocalSource {
     fn stat(&self, path: &Path) -> Result<Attr> {
         let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        statx_fd(fd.as_fd(), c"").map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))
+        attr_of(&self.io, fd.as_fd(), c"")
+            .map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))
     }
 
     fn look(&self, path: &Path) -> Result<(Attr, Option<Pin>)> {
         let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        let attr = statx_fd(fd.as_fd(), c"")
+        let attr = attr_of(&self.io, fd.as_fd(), c"")
             .map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))?;
         let regular = attr.kind == FileKind::Regular;
         Ok((attr, regular.then(|| Pin { fd: Arc::new(fd), attr })))
@@ -102,17 +109,22 @@ impl Source for LocalSource {
     fn open_pinned(&self, pin: &Pin) -> Result<Arc<dyn SourceFile>> {
         // Not a link of the source's: our own descriptor, which was resolved beneath the root when it was made.
         let path = format!("/proc/self/fd/{}", pin.fd.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
         let fd = self.without_atime(flags, |flags| {
-            rustix::fs::open(&path, flags, Mode::empty())
+            self.io
+                .open(CWD, path.as_ref(), flags, Mode::empty())
                 .map_err(|e| Error::os("open", "a file that was looked up", e.raw_os_error()))
         })?;
-        Ok(Arc::new(LocalFile { fd: Arc::new(fd), name: "a file that was looked up".into() }))
+        Ok(Arc::new(LocalFile {
+            io: self.io.clone(),
+            fd: Arc::new(fd),
+            name: "a file that was looked up".into(),
+        }))
     }
 
     fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>> {
         let fd = self.resolve_for_reading(path)?;
-        let file = LocalFile { fd: Arc::new(fd), name: PathText(path).to_string() };
+        let file = LocalFile { io: self.io.clone(), fd: Arc::new(fd), name: PathText(path).to_string() };
         if file.attr()?.kind != FileKind::Regular {
             // What was a file when it was looked up is something else now.
             return Err(Error::os("open", file.name, Errno::STALE.raw_os_error()));
@@ -123,19 +135,18 @@ impl Source for LocalSource {
     fn open_dir(&self, path: &Path) -> Result<Box<dyn SourceDir>> {
         let fd =
             self.resolve("open directory", path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW)?;
-        Ok(Box::new(LocalDir { fd, name: PathText(path).to_string() }))
+        Ok(Box::new(LocalDir { io: self.io.clone(), fd, name: PathText(path).to_string() }))
     }
 
     fn read_link(&self, path: &Path) -> Result<Vec<u8>> {
         let fd = self.resolve("readlink", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        rustix::fs::readlinkat(&fd, c"", Vec::new())
-            .map(|text| text.into_bytes())
+        self.io
+            .read_link(&fd)
             .map_err(|e| Error::os("readlink", PathText(path).to_string(), e.raw_os_error()))
     }
 
     fn figures(&self) -> Result<FsFigures> {
-        let s =
-            rustix::fs::fstatfs(&self.root).map_err(|e| Error::os("statfs", "source", e.raw_os_error()))?;
+        let s = self.io.statfs(&self.root).map_err(|e| Error::os("statfs", "source", e.raw_os_error()))?;
         Ok(FsFigures {
             blocks: s.f_blocks,
             bfree: s.f_bfree,
@@ -196,49 +207,45 @@ fn default_rule(f_type: u64) -> IdentityRule {
 }
 
 struct LocalFile {
+    io: Io,
     fd: Arc<OwnedFd>,
     name: String,
 }
 
 impl SourceFile for LocalFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize> {
-        loop {
-            match rustix::io::pread(&*self.fd, &mut *buf, offset) {
-                Err(Errno::INTR) => continue,
-                other => return other.map_err(|e| Error::os("read", self.name.clone(), e.raw_os_error())),
-            }
-        }
+        let read = self.io.read(&*self.fd, buf, offset);
+        read.map_err(|e| Error::os("read", self.name.clone(), e.raw_os_error()))
     }
 
     fn attr(&self) -> Result<Attr> {
-        statx_fd(self.fd.as_fd(), c"").map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
+        attr_of(&self.io, self.fd.as_fd(), c"")
+            .map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
     }
 
-    fn fd(&self) -> Option<&Arc<OwnedFd>> {
-        Some(&self.fd)
+    fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {
+        Some((&self.io, &self.fd))
     }
 }
 
 struct LocalDir {
+    io: Io,
     fd: OwnedFd,
     name: String,
 }
 
 impl SourceDir for LocalDir {
     fn attr(&self) -> Result<Attr> {
-        statx_fd(self.fd.as_fd(), c"").map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
+        attr_of(&self.io, self.fd.as_fd(), c"")
+            .map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
     }
 
     fn entries(&self) -> Result<Vec<DirEntry>> {
         let fail = |e: Errno| Error::os("read directory", self.name.clone(), e.raw_os_error());
         let mut entries = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&self.fd).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let name = entry.file_name().to_bytes();
-            if name == b"." || name == b".." {
-                continue;
-            }
-            let kind = match kind_of_dirent(entry.file_type()) {
+        for entry in self.io.list(&self.fd).map_err(fail)? {
+            let name = entry.name.as_bytes();
+            let kind = match kind_of_dirent(entry.kind) {
                 Some(kind) => kind,
                 // Some file systems leave the type out; our own listing never does.
                 None => match self.stat(name) {
@@ -247,7 +254,7 @@ impl SourceDir for LocalDir {
                     Err(e) => return Err(e),
                 },
             };
-            entries.push(DirEntry { name: OsStr::from_bytes(name).to_owned(), ino: entry.ino(), kind });
+            entries.push(DirEntry { name: OsStr::from_bytes(name).to_owned(), ino: entry.ino, kind });
         }
         Ok(entries)
     }
@@ -262,51 +269,51 @@ impl SourceDir for LocalDir {
         }
         buffer[..name.len()].copy_from_slice(name);
         let name = CStr::from_bytes_until_nul(&buffer).expect("the last byte of the buffer is 0");
-        statx_fd(self.fd.as_fd(), name).map_err(fail)
+        attr_of(&self.io, self.fd.as_fd(), name).map_err(fail)
     }
 }
 
 /// Longest piece handed to the kernel at once: a path may be longer than PATH_MAX, its pieces may not.
 const PIECE_BYTES_MAX: usize = 3800;
 
-fn open_beneath(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
+fn open_beneath(
+    io: &Io,
+    root: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+) -> std::result::Result<OwnedFd, Errno> {
     let bytes = path.as_os_str().as_bytes();
     if bytes.is_empty() {
-        return open_piece(root, b".", flags);
+        return open_piece(io, root, b".", flags);
     }
     if bytes.len() <= PIECE_BYTES_MAX {
-        return open_piece(root, bytes, flags);
+        return open_piece(io, root, bytes, flags);
     }
     let cut = bytes[..PIECE_BYTES_MAX].iter().rposition(|&b| b == b'/').ok_or(Errno::NAMETOOLONG)?;
-    let dir = open_piece(root, &bytes[..cut], OFlags::PATH | OFlags::DIRECTORY)?;
-    open_beneath(dir.as_fd(), Path::new(OsStr::from_bytes(&bytes[cut + 1..])), flags)
+    let dir = open_piece(io, root, &bytes[..cut], OFlags::PATH | OFlags::DIRECTORY)?;
+    open_beneath(io, dir.as_fd(), Path::new(OsStr::from_bytes(&bytes[cut + 1..])), flags)
 }
 
-fn open_piece(dir: BorrowedFd<'_>, piece: &[u8], flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
+fn open_piece(
+    io: &Io,
+    dir: BorrowedFd<'_>,
+    piece: &[u8],
+    flags: OFlags,
+) -> std::result::Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     // openat2 gives EAGAIN when something below was renamed while it looked; a few tries are always enough but for
     // someone who renames in a loop, who then gets ESTALE and a new look-up.
     for _ in 0..64 {
-        match rustix::fs::openat2(
-            dir,
-            OsStr::from_bytes(piece),
-            flags | OFlags::CLOEXEC,
-            Mode::empty(),
-            resolve,
-        ) {
-            Err(Errno::AGAIN | Errno::INTR) => continue,
+        match io.open_beneath(dir, Path::new(OsStr::from_bytes(piece)), flags, resolve) {
+            Err(Errno::AGAIN) => continue,
             other => return other,
         }
     }
     Err(Errno::STALE)
 }
 
-fn statx_fd(fd: BorrowedFd<'_>, name: &CStr) -> std::result::Result<Attr, Errno> {
-    let mut flags = AtFlags::SYMLINK_NOFOLLOW;
-    if name.is_empty() {
-        flags |= AtFlags::EMPTY_PATH;
-    }
-    let s = rustix::fs::statx(fd, name, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
+fn attr_of(io: &Io, fd: BorrowedFd<'_>, name: &CStr) -> std::result::Result<Attr, Errno> {
+    let s = io.statx(fd, name)?;
     let time = |t: rustix::fs::StatxTimestamp| Timestamp { secs: t.tv_sec, nanos: t.tv_nsec };
     let has_birth = s.stx_mask & StatxFlags::BTIME.bits() != 0;
     Ok(Attr {
@@ -322,7 +329,7 @@ fn statx_fd(fd: BorrowedFd<'_>, name: &CStr) -> std::result::Result<Attr, Errno>
         mtime: time(s.stx_mtime),
         ctime: time(s.stx_ctime),
         identity: Identity {
-            dev: rustix::fs::makedev(s.stx_dev_major, s.stx_dev_minor),
+            dev: makedev(s.stx_dev_major, s.stx_dev_minor),
             ino: s.stx_ino,
             birth: if has_birth { time(s.stx_btime) } else { Timestamp::default() },
         },
@@ -335,20 +342,20 @@ fn encode_dev(major: u32, minor: u32) -> u32 {
 }
 
 fn kind_of_mode(mode: u32) -> FileKind {
-    match rustix::fs::FileType::from_raw_mode(mode) {
-        rustix::fs::FileType::Directory => FileKind::Directory,
-        rustix::fs::FileType::Symlink => FileKind::Symlink,
-        rustix::fs::FileType::Fifo => FileKind::Fifo,
-        rustix::fs::FileType::Socket => FileKind::Socket,
-        rustix::fs::FileType::CharacterDevice => FileKind::CharDevice,
-        rustix::fs::FileType::BlockDevice => FileKind::BlockDevice,
+    match FileType::from_raw_mode(mode) {
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        FileType::Fifo => FileKind::Fifo,
+        FileType::Socket => FileKind::Socket,
+        FileType::CharacterDevice => FileKind::CharDevice,
+        FileType::BlockDevice => FileKind::BlockDevice,
         _ => FileKind::Regular,
     }
 }
 
-fn kind_of_dirent(kind: rustix::fs::FileType) -> Option<FileKind> {
+fn kind_of_dirent(kind: FileType) -> Option<FileKind> {
     match kind {
-        rustix::fs::FileType::Unknown => None,
+        FileType::Unknown => None,
         other => Some(kind_of_mode(other.as_raw_mode())),
     }
 }
@@ -386,7 +393,7 @@ mod tests {
         rustix::fs::mknodat(
             rustix::fs::CWD,
             dir.path().join("p"),
-            rustix::fs::FileType::Fifo,
+            FileType::Fifo,
             Mode::from_raw_mode(0o600),
             0,
         )

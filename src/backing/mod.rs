@@ -10,6 +10,7 @@ mod local;
 
 pub use local::{IdentityRule, LocalSource};
 
+use crate::sys::io::Io;
 use crate::types::{Attr, FileId, FileKind, FileVersion, Result};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -24,8 +25,9 @@ pub trait SourceFile: Send + Sync {
     /// The attributes now, asked of the source and not of a cache of ours.
     fn attr(&self) -> Result<Attr>;
 
-    /// The real descriptor, where reading it directly is the same thing; `None` for sources that must be asked.
-    fn fd(&self) -> Option<&Arc<OwnedFd>>;
+    /// The real descriptor, where reading it directly is the same thing, and the calls to read it by; `None` for sources
+    /// that must be asked.
+    fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)>;
 }
 
 /// An open directory of the source.

@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use crate::backing::SourceFile;
+use crate::sys::io::Io;
 use crate::sys::uring::{self, Buffer, Completion, Full, Request, Ring};
 use crate::types::{CHUNK_BYTES, ChunkIndex, ChunkRange, Error, ErrorKind, chunk_count, chunk_range};
 
@@ -57,6 +58,8 @@ pub struct Copy<'a> {
     pub source: &'a dyn SourceFile,
     /// Where to, at the same offsets: a file of the cache, open for writing.
     pub target: &'a Arc<OwnedFd>,
+    /// The calls to write it by.
+    pub io: &'a Io,
     /// Which chunks; those beyond the end of the file are left out.
     pub chunks: ChunkRange,
     /// Size of the file in bytes; the last chunk ends there.
@@ -241,7 +244,7 @@ fn copy_with(
         let bytes = &mut buffer[..range.len() as usize];
         read_all(job.source, chunk, bytes, range.start)?;
         let hash = blake3::hash(bytes);
-        write_all(job.target, chunk, bytes, range.start)?;
+        write_all(job, chunk, bytes, range.start)?;
         if !done(chunk, hash, bytes) {
             return Ok(());
         }
@@ -278,11 +281,11 @@ fn read_all(
 }
 
 /// Writes `bytes` to the target at `offset`.
-fn write_all(target: &OwnedFd, chunk: ChunkIndex, bytes: &[u8], offset: u64) -> Result<(), CopyError> {
+fn write_all(job: &Copy<'_>, chunk: ChunkIndex, bytes: &[u8], offset: u64) -> Result<(), CopyError> {
     let mut moved = 0;
     let mut patience = Patience::default();
     while moved < bytes.len() {
-        match rustix::io::pwrite(target, &bytes[moved..], offset + moved as u64) {
+        match job.io.write(job.target, &bytes[moved..], offset + moved as u64) {
             Ok(0) => return Err(CopyError::ssd(chunk, Errno::IO.raw_os_error())),
             Ok(n) => {
                 moved += n;
@@ -367,7 +370,7 @@ impl UringEngine {
     fn copy_by(
         &self,
         ring: &mut Ring,
-        source: &Arc<OwnedFd>,
+        source: (&Io, &Arc<OwnedFd>),
         job: &Copy<'_>,
         done: &mut Done<'_>,
     ) -> Result<(), CopyError> {
@@ -402,7 +405,7 @@ impl FillEngine for UringEngine {
         if job.chunks().len() <= 1 {
             return self.plain.copy(job, done);
         }
-        let (Some(source), Some(mut lease)) = (job.source.fd(), self.lend()) else {
+        let (Some(source), Some(mut lease)) = (job.source.direct(), self.lend()) else {
             return self.plain.copy(job, done);
         };
         match lease.ring.as_mut() {
@@ -462,6 +465,11 @@ impl Task {
         Self { chunk, len, moved: 0, hash: None, patience: Patience::default(), finished: false }
     }
 
+    /// Where in the file it goes on.
+    fn offset(&self) -> u64 {
+        u64::from(self.chunk) * CHUNK_BYTES + self.moved as u64
+    }
+
     /// Takes note of what the kernel said.
     fn note(&mut self, result: Result<usize, i32>) -> Result<(), CopyError> {
         match (result, self.hash) {
@@ -480,11 +488,10 @@ impl Task {
 
     /// The next operation: what is left to read, or to write.
     fn request(&self, source: &Arc<OwnedFd>, target: &Arc<OwnedFd>, buffer: Buffer, tag: usize) -> Request {
-        let offset = u64::from(self.chunk) * CHUNK_BYTES + self.moved as u64;
         let range = self.moved..self.len;
         match self.hash {
-            None => Request::read(source, buffer, range, offset, tag as u64),
-            Some(_) => Request::write(target, buffer, range, offset, tag as u64),
+            None => Request::read(source, buffer, range, self.offset(), tag as u64),
+            Some(_) => Request::write(target, buffer, range, self.offset(), tag as u64),
         }
     }
 }
@@ -492,7 +499,7 @@ impl Task {
 /// One copy by ring. Each task has one operation in flight, and one buffer, which travels with it.
 struct Pipeline<'a> {
     job: &'a Copy<'a>,
-    source: &'a Arc<OwnedFd>,
+    source: (&'a Io, &'a Arc<OwnedFd>),
     buffers: &'a BufferPool,
     depth: usize,
     /// Chunks not yet started.
@@ -531,9 +538,14 @@ impl Pipeline<'_> {
 
     /// Takes one task one step on: the rest, the write, or the next chunk with the same buffer.
     fn advance(&mut self, ring: &mut Ring, completion: Completion, done: &mut Done<'_>) -> Result<(), Halt> {
-        let Completion { tag, buffer, result } = completion;
+        let Completion { tag, mut buffer, result } = completion;
         let tag = tag as usize;
         let task = &mut self.tasks[tag];
+        let (offset, range) = (task.offset(), task.moved..task.len);
+        let result = match task.hash {
+            None => self.source.0.ring_read(self.source.1, &mut buffer[range], offset, result),
+            Some(_) => self.job.io.ring_write(self.job.target, &buffer[range], offset, result),
+        };
         task.note(result).map_err(Halt::Failed)?;
         if task.moved < task.len {
             return self.submit(ring, tag, buffer);
@@ -563,7 +575,7 @@ impl Pipeline<'_> {
     }
 
     fn submit(&self, ring: &mut Ring, tag: usize, buffer: Buffer) -> Result<(), Halt> {
-        let request = self.tasks[tag].request(self.source, self.job.target, buffer, tag);
+        let request = self.tasks[tag].request(self.source.1, self.job.target, buffer, tag);
         // One operation per task and no more tasks than slots: a full ring has lost count, and is not used further.
         ring.submit(request).map_err(|Full(_)| Halt::Ring(Errno::BUSY.into()))
     }
@@ -578,6 +590,7 @@ impl Pipeline<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::io::PLAIN;
     use std::collections::BTreeMap;
     use std::fs::File;
     use std::os::unix::fs::FileExt;
@@ -598,8 +611,8 @@ mod tests {
             unreachable!("an engine does not ask for attributes")
         }
 
-        fn fd(&self) -> Option<&Arc<OwnedFd>> {
-            Some(&self.0)
+        fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {
+            Some((&PLAIN, &self.0))
         }
     }
 
@@ -627,7 +640,7 @@ mod tests {
             unreachable!("an engine does not ask for attributes")
         }
 
-        fn fd(&self) -> Option<&Arc<OwnedFd>> {
+        fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {
             None
         }
     }
@@ -685,7 +698,7 @@ mod tests {
             assert!(seen.insert(chunk, ()).is_none(), "{}: chunk {chunk} twice", engine.name());
             true
         };
-        engine.copy(&Copy { source, target: &target, chunks, size }, &mut done).unwrap();
+        engine.copy(&Copy { source, target: &target, io: &PLAIN, chunks, size }, &mut done).unwrap();
         let expected = chunks.start..chunks.end.min(chunk_count(size));
         assert!(seen.into_keys().eq(expected), "{} of {size}: each chunk once", engine.name());
         assert_eq!(Arc::strong_count(&target), 1, "nothing is in flight any more");
@@ -721,7 +734,7 @@ mod tests {
         for_both(|engine| {
             let (file, target) = new_target();
             let chunks = ChunkRange { start: 1, end: 3 };
-            let job = Copy { source: &source, target: &target, chunks, size: 4 * M };
+            let job = Copy { source: &source, target: &target, io: &PLAIN, chunks, size: 4 * M };
             engine.copy(&job, &mut |_, _, _| true).unwrap();
             let mut there = vec![0; 3 * M as usize];
             file.read_exact_at(&mut there, 0).unwrap();
@@ -775,7 +788,7 @@ mod tests {
         for_both(|engine| {
             let source = faulty(pattern(M), |_, _| Err(Errno::AGAIN.raw_os_error()));
             let (_file, target) = new_target();
-            let job = Copy { source: &source, target: &target, chunks: all(M), size: M };
+            let job = Copy { source: &source, target: &target, io: &PLAIN, chunks: all(M), size: M };
             let start = Instant::now();
             let result = engine.copy(&job, &mut |_, _, _| true);
             assert!(matches!(&result, Err(CopyError::Source(e)) if e.errno() == Some(11)), "{result:?}");
@@ -792,7 +805,7 @@ mod tests {
             });
             let (_file, target) = new_target();
             let mut seen = Vec::new();
-            let job = Copy { source: &source, target: &target, chunks: all(4 * M), size: 4 * M };
+            let job = Copy { source: &source, target: &target, io: &PLAIN, chunks: all(4 * M), size: 4 * M };
             let result = engine.copy(&job, &mut |chunk, _, _| {
                 seen.push(chunk);
                 true
@@ -807,7 +820,8 @@ mod tests {
         let directory = Direct(Arc::new(File::open("/").unwrap().into()));
         for_both(|engine| {
             let (_file, target) = new_target();
-            let job = Copy { source: &directory, target: &target, chunks: all(4 * M), size: 4 * M };
+            let job =
+                Copy { source: &directory, target: &target, io: &PLAIN, chunks: all(4 * M), size: 4 * M };
             let result = engine.copy(&job, &mut |_, _, _| true);
             let is_directory = Some(Errno::ISDIR.raw_os_error());
             assert!(matches!(&result, Err(CopyError::Source(e)) if e.errno() == is_directory), "{result:?}");
@@ -826,13 +840,13 @@ mod tests {
                 unreachable!("an engine does not ask for attributes")
             }
 
-            fn fd(&self) -> Option<&Arc<OwnedFd>> {
+            fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {
                 None
             }
         }
         for_both(|engine| {
             let (_file, target) = new_target();
-            let job = Copy { source: &Liar, target: &target, chunks: all(M), size: M };
+            let job = Copy { source: &Liar, target: &target, io: &PLAIN, chunks: all(M), size: M };
             let result = engine.copy(&job, &mut |_, _, _| panic!("no chunk"));
             assert!(matches!(result, Err(CopyError::Source(_))), "{result:?}");
         });
@@ -848,7 +862,7 @@ mod tests {
                 for source in sources {
                     let (_file, target) = new_target();
                     let size = there.max(M) + 2 * M;
-                    let job = Copy { source, target: &target, chunks: all(size), size };
+                    let job = Copy { source, target: &target, io: &PLAIN, chunks: all(size), size };
                     let result = engine.copy(&job, &mut |chunk, hash, bytes| {
                         assert!(chunk_range(chunk, size).end <= there);
                         assert_eq!(hash, blake3::hash(bytes));
@@ -867,7 +881,7 @@ mod tests {
             for size in [100, 5 * M] {
                 let source = source_of(&pattern(size));
                 let target = dev_full();
-                let job = Copy { source: &source, target: &target, chunks: all(size), size };
+                let job = Copy { source: &source, target: &target, io: &PLAIN, chunks: all(size), size };
                 let result = engine.copy(&job, &mut |_, _, _| panic!("nothing can have been written"));
                 let no_space = |e: &Error| e.kind() == ErrorKind::NoSpace && e.errno() == Some(28);
                 assert!(matches!(&result, Err(CopyError::Ssd(e)) if no_space(e)), "{result:?}");
@@ -883,7 +897,7 @@ mod tests {
         for_both(|engine| {
             let (_file, target) = new_target();
             let mut calls = 0;
-            let job = Copy { source: &source, target: &target, chunks: all(size), size };
+            let job = Copy { source: &source, target: &target, io: &PLAIN, chunks: all(size), size };
             let result = engine.copy(&job, &mut |_, _, _| {
                 calls += 1;
                 calls < 2
@@ -902,7 +916,7 @@ mod tests {
         let engine = UringEngine::with_rings(4, 1);
         for _ in 0..2 {
             let (_file, target) = new_target();
-            let job = Copy { source: &source, target: &target, chunks: all(6 * M), size: 6 * M };
+            let job = Copy { source: &source, target: &target, io: &PLAIN, chunks: all(6 * M), size: 6 * M };
             let panics = std::panic::AssertUnwindSafe(|| engine.copy(&job, &mut |_, _, _| panic!("test")));
             assert!(std::panic::catch_unwind(panics).is_err());
             assert_eq!(Arc::strong_count(&target), 1);
@@ -987,7 +1001,7 @@ mod tests {
             let (file, target) = new_target();
             let mut seen = Vec::new();
             let engine = UringEngine::new(4);
-            let job = Copy { source: &source, target: &target, chunks: all(size), size };
+            let job = Copy { source: &source, target: &target, io: &PLAIN, chunks: all(size), size };
             let result = engine.copy(&job, &mut |chunk, hash, bytes| {
                 assert_eq!(hash, blake3::hash(bytes));
                 seen.push(chunk);

@@ -136,7 +136,7 @@ impl Cache {
 
     fn fill_ram(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
         let room = self.ram.reserve(want.version.size).ok_or(Stop::NoRoom)?;
-        let fd = Arc::new(RamWindow::create().map_err(Stop::Ssd)?);
+        let fd = Arc::new(RamWindow::create(self.dir.io()).map_err(Stop::Ssd)?);
         let chunks = self.copy_whole(want, opened, fd.clone())?;
         let file = self.complete(want, Place::Ram(fd), chunks, room);
         let used = file.use_it().expect("not in the window yet, so nobody retired it");
@@ -159,7 +159,8 @@ impl Cache {
         let size = want.version.size;
         let mut chunks = vec![Chunk::Missing; chunk_count(size) as usize];
         let all = ChunkRange { start: 0, end: chunk_count(size) };
-        let job = Copy { source: &*opened.source, target: &target, chunks: all, size };
+        let io = self.dir.io();
+        let job = Copy { source: &*opened.source, target: &target, io, chunks: all, size };
         let copied = self.engine.copy(&job, &mut |index, hash, bytes| {
             self.stats.backing_bytes_read.add(bytes.len() as u64);
             chunks[index as usize] = Chunk::Present { hash: *hash.as_bytes(), trusted: true };
@@ -232,7 +233,7 @@ impl Cache {
         };
         let create = || -> Result<u64> {
             let (number, fd) = self.dir.create()?;
-            rustix::fs::ftruncate(&fd, want.version.size).map_err(|e| {
+            self.dir.io().set_len(&fd, want.version.size).map_err(|e| {
                 let _ = self.dir.remove(number);
                 Error::os("truncate", shown(&want.path), e.raw_os_error())
             })?;

@@ -124,7 +124,7 @@ impl Shared {
     /// Writes all changes up to now. `false` if they could not be written; they stay to be tried again.
     fn commit(&self, files: &FileMap) -> bool {
         // The index lock first: two commits of the same change must not pass each other.
-        let index = self.index.lock();
+        let mut index = self.index.lock();
         let ids = std::mem::take(&mut self.state.lock().changed);
         if ids.is_empty() {
             return true;

@@ -17,7 +17,7 @@ use crate::types::{
     Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, chunk_range, escape_bytes,
 };
 use parking_lot::Mutex;
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -146,8 +146,7 @@ impl Cache {
         }
         let Ok(fd) = self.open_data(file) else { return Some(then) };
         with_buffer(range.len() as usize, |buffer| {
-            let mut parts = [std::io::IoSliceMut::new(buffer)];
-            match rustix::io::preadv2(&*fd, &mut parts, range.start, ReadWriteFlags::NOWAIT) {
+            match self.dir.io().read_cached(&*fd, buffer, range.start) {
                 Ok(n) if n as u64 == range.len() => {
                     self.count_read(serving, true);
                     then(Ok(buffer));
@@ -199,12 +198,14 @@ impl Cache {
             return self.read_source(serving, range, then);
         }
         let Ok(fd) = self.open_data(file) else { return self.read_source(serving, range, then) };
-        with_buffer(range.len() as usize, |buffer| match read_full(&fd, buffer, range.start) {
-            Ok(()) => then(Ok(buffer)),
-            Err(errno) => {
-                self.ssd_failed(&Error::os("read", escape_bytes(file.path()), errno));
-                self.drop_file(file);
-                self.read_source_into(serving, range, buffer, then);
+        with_buffer(range.len() as usize, |buffer| {
+            match self.dir.io().read_exact(&*fd, buffer, range.start) {
+                Ok(()) => then(Ok(buffer)),
+                Err(errno) => {
+                    self.ssd_failed(&Error::os("read", escape_bytes(file.path()), errno.raw_os_error()));
+                    self.drop_file(file);
+                    self.read_source_into(serving, range, buffer, then);
+                }
             }
         });
     }
@@ -399,14 +400,15 @@ impl Cache {
         };
         let Ok(target) = self.open_data(file) else { return Ok(false) };
         let mut written = Vec::with_capacity(extent.len() as usize);
-        let job = Copy { source: &*opened.source, target: &target, chunks: extent, size: file.size() };
+        let io = self.dir.io();
+        let job = Copy { source: &*opened.source, target: &target, io, chunks: extent, size: file.size() };
         let copied = self.engine.copy(&job, &mut |index, hash, _| {
             written.push((index, hash));
             true
         });
         let good = self.judge_extent(copied, &opened);
         if !matches!(good, Ok(true)) {
-            take_back(file, &target, extent, room);
+            self.take_back(file, &target, extent, room);
             return good;
         }
         self.ssd.worked();
@@ -420,6 +422,15 @@ impl Cache {
         }
         self.journal.changed(file.id());
         Ok(true)
+    }
+
+    /// Gives back the space of chunks that came to nothing. Nobody reads them: they are missing, and this flight's.
+    fn take_back(&self, file: &CacheFile, target: &OwnedFd, extent: ChunkRange, room: Reservation) {
+        let bytes = extent.bytes(file.size());
+        if self.dir.io().punch(target, bytes.start, bytes.len()).is_err() {
+            // What may have been written stays on the disk, so it stays counted.
+            file.add_space(room);
+        }
     }
 
     /// Whether what was copied can be kept.
@@ -444,7 +455,7 @@ impl Cache {
         let fd = self.open_data(file)?;
         let range = chunk_range(index, file.size());
         let found = with_buffer(range.len() as usize, |buffer| {
-            read_full(&fd, buffer, range.start).map(|()| *blake3::hash(buffer).as_bytes())
+            self.dir.io().read_exact(&*fd, buffer, range.start).map(|()| *blake3::hash(buffer).as_bytes())
         });
         if found == Ok(hash) {
             file.set_present(index, hash);
@@ -473,17 +484,6 @@ impl Cache {
     }
 }
 
-/// Gives back the space of chunks that came to nothing. Nobody reads them: they are missing, and this flight's.
-fn take_back(file: &CacheFile, target: &OwnedFd, extent: ChunkRange, room: Reservation) {
-    use rustix::fs::FallocateFlags;
-    let bytes = extent.bytes(file.size());
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    if rustix::fs::fallocate(target, flags, bytes.start, bytes.len()).is_err() {
-        // What may have been written stays on the disk, so it stays counted.
-        file.add_space(room);
-    }
-}
-
 /// Flights of chunks are per data file: another version is another file.
 fn flight_key(file: &CacheFile) -> u64 {
     match file.place() {
@@ -495,18 +495,4 @@ fn flight_key(file: &CacheFile) -> u64 {
 /// The version that was opened is gone from the source and not complete here.
 fn stale(op: &'static str) -> Error {
     Error::os(op, "the version that was opened", Errno::STALE.raw_os_error())
-}
-
-/// Reads exactly `buffer`; an end before that is EIO, for a data file is never shorter than it should be.
-pub(super) fn read_full(fd: &OwnedFd, buffer: &mut [u8], offset: u64) -> std::result::Result<(), i32> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match rustix::io::pread(fd, &mut buffer[done..], offset + done as u64) {
-            Ok(0) => return Err(Errno::IO.raw_os_error()),
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(e.raw_os_error()),
-        }
-    }
-    Ok(())
 }

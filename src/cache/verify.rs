@@ -59,7 +59,7 @@ impl Cache {
 }
 
 /// Verifies a cache that no daemon uses, and drops what is damaged. Afterwards all that is left is trusted.
-pub fn offline(dir: &CacheDir, loaded: Loaded) -> Result<VerifyReport> {
+pub fn offline(dir: &CacheDir, mut loaded: Loaded) -> Result<VerifyReport> {
     let mut report = VerifyReport { files_total: loaded.records.len() as u64, ..VerifyReport::default() };
     let mut dropped = Vec::new();
     for (id, record) in &loaded.records {
@@ -87,7 +87,7 @@ fn verify_record(dir: &CacheDir, record: &Record) -> Result<u64> {
         let Some(hash) = hash else { continue };
         let range = chunk_range(index as u32, record.version.size);
         let chunk = &mut buffer[..range.len() as usize];
-        let read = super::read::read_full(&fd, chunk, range.start);
+        let read = dir.io().read_exact(&fd, chunk, range.start);
         if read.is_err() || blake3::hash(chunk).as_bytes() != hash {
             return Err(Error::new(ErrorKind::Corrupt, "verify", escape_bytes(&record.path)));
         }

@@ -340,7 +340,7 @@ fn verify_offline(dir: &Path) -> Result<VerifyReport, Failure> {
     }
     let mut total = VerifyReport::default();
     for cache in CacheDir::open_all(dir)? {
-        let loaded = Index::open(&cache.index_path())?;
+        let loaded = Index::open(cache.io(), &cache.index_path())?;
         let report = crate::cache::verify::offline(&cache, loaded)?;
         total.files += report.files;
         total.files_total += report.files_total;

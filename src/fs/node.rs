@@ -384,7 +384,7 @@ pub(super) mod tests {
             unreachable!("nothing is read in these tests")
         }
 
-        fn fd(&self) -> Option<&Arc<std::os::fd::OwnedFd>> {
+        fn direct(&self) -> Option<(&crate::sys::io::Io, &Arc<std::os::fd::OwnedFd>)> {
             None
         }
     }

@@ -99,7 +99,7 @@ fn build(
     source: Arc<LocalSource>,
 ) -> Result<(Arc<Cache>, Arc<Fs>)> {
     let dir = Arc::new(CacheDir::open(&plan.cache_dir, &plan.source)?);
-    let loaded = Index::open(&dir.index_path())?;
+    let loaded = Index::open(dir.io(), &dir.index_path())?;
     let stats = Arc::new(Stats::default());
     let choice = match config.mount.io_engine {
         IoEngineChoice::Auto => engine::EngineChoice::Auto,

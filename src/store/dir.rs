@@ -17,13 +17,14 @@
 //! links, so that a directory that was moved or replaced cannot lead us elsewhere.
 
 use super::format::FORMAT_VERSION;
+use crate::sys::facts;
+use crate::sys::io::Io;
 use crate::types::{Error, ErrorKind, PathText, Result};
 use parking_lot::{Mutex, RwLock};
-use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::ffi::OsStr;
-use std::io::{Read, Seek, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,7 @@ use std::time::{Duration, Instant};
 
 /// An opened and locked cache directory.
 pub struct CacheDir {
+    io: Io,
     path: PathBuf,
     source_name: String,
     dirs: RwLock<Arc<Dirs>>,
@@ -49,7 +51,7 @@ const SHARD_BYTES: u64 = 14 * super::BLOCK_BYTES;
 /// What is open of the directory.
 struct Dirs {
     /// Holds the flock for as long as the cache is in use.
-    _lock: Arc<std::fs::File>,
+    _lock: Arc<OwnedFd>,
     source: OwnedFd,
     data: OwnedFd,
 }
@@ -69,7 +71,12 @@ impl CacheDir {
     /// Creates or opens `path` for `source` and locks it. Refuses a directory that is not ours alone, that another
     /// daemon holds, that has another format, or that holds something else.
     pub fn open(path: &Path, source: &Path) -> Result<Self> {
-        Self::try_open(path, source).map_err(|e| match e.kind() {
+        Self::open_through(Io::default(), path, source)
+    }
+
+    /// The same by these calls.
+    pub fn open_through(io: Io, path: &Path, source: &Path) -> Result<Self> {
+        Self::try_open(io, path, source).map_err(|e| match e.kind() {
             ErrorKind::Invalid | ErrorKind::Busy => e,
             // The user chose it, and can choose another.
             _ => {
@@ -82,40 +89,40 @@ impl CacheDir {
         })
     }
 
-    fn try_open(path: &Path, source: &Path) -> Result<Self> {
-        create_private(path)?;
-        let lock = take(path)?;
-        write_format(path)?;
+    fn try_open(io: Io, path: &Path, source: &Path) -> Result<Self> {
+        let setup = Setup { io: &io, path };
+        create_private(&io, path)?;
+        let lock = setup.take()?;
+        setup.write_format()?;
         let name = source_name(source);
         let source_path = path.join(&name);
-        create_private(&source_path)?;
-        std::fs::write(source_path.join("SOURCE"), format!("{}\n", PathText(source)))
-            .map_err(|e| Error::io("write", PathText(&source_path).to_string(), &e))?;
-        create_private(&source_path.join("data"))?;
-        Self::with_lock(path, name, Arc::new(lock))
+        create_private(&io, &source_path.join("data"))?;
+        write_text(&io, &source_path.join("SOURCE"), &format!("{}\n", PathText(source)))?;
+        Self::with_lock(io, path, name, Arc::new(lock))
     }
 
     /// Opens what a cache directory has of every source, for looking after it while no daemon uses it.
     pub fn open_all(path: &Path) -> Result<Vec<Self>> {
-        let lock = Arc::new(take(path)?);
-        let fail = |e: std::io::Error| Error::io("read", PathText(path).to_string(), &e);
+        let io = Io::default();
+        let setup = Setup { io: &io, path };
+        let lock = Arc::new(setup.take()?);
         let mut all = Vec::new();
-        for entry in std::fs::read_dir(path).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            if entry.path().join("index.redb").exists() {
-                let name = entry.file_name().to_string_lossy().into_owned();
-                all.push(Self::with_lock(path, name, lock.clone())?);
+        for name in setup.names()? {
+            if io.stat_at(CWD, &path.join(&name).join("index.redb")).is_ok() {
+                all.push(Self::with_lock(io.clone(), path, name, lock.clone())?);
             }
         }
         Ok(all)
     }
 
-    fn with_lock(path: &Path, source_name: String, lock: Arc<std::fs::File>) -> Result<Self> {
+    fn with_lock(io: Io, path: &Path, source_name: String, lock: Arc<OwnedFd>) -> Result<Self> {
         let source_path = path.join(&source_name);
+        let dirs = Dirs::open(&io, &source_path, lock)?;
         Ok(Self {
+            io,
             path: path.to_path_buf(),
             source_name,
-            dirs: RwLock::new(Arc::new(Dirs::open(&source_path, lock)?)),
+            dirs: RwLock::new(Arc::new(dirs)),
             next_number: AtomicU64::new(0),
             unfinished: Mutex::new(Some(HashSet::new())),
         })
@@ -128,18 +135,24 @@ impl CacheDir {
     /// Makes the directories anew that somebody has removed under us, with the checks and the lock of a start.
     fn revive(&self) -> Result<()> {
         let mut dirs = self.dirs.write();
-        if !dirs.are_removed() {
+        if !dirs.are_removed(&self.io) {
             return Ok(());
         }
-        create_private(&self.path)?;
-        check_private(&self.path)?;
-        let lock = Arc::new(take_lock(&self.path)?);
-        write_format(&self.path)?;
+        let setup = Setup { io: &self.io, path: &self.path };
+        create_private(&self.io, &self.path)?;
+        setup.check_private()?;
+        let lock = Arc::new(setup.take_lock()?);
+        setup.write_format()?;
         let source_path = self.path.join(&self.source_name);
-        create_private(&source_path.join("data"))?;
-        *dirs = Arc::new(Dirs::open(&source_path, lock)?);
+        create_private(&self.io, &source_path.join("data"))?;
+        *dirs = Arc::new(Dirs::open(&self.io, &source_path, lock)?);
         tracing::warn!("cache directory {} was removed, and is made anew", PathText(&self.path));
         Ok(())
+    }
+
+    /// The calls by which all files of the cache are reached.
+    pub fn io(&self) -> &Io {
+        &self.io
     }
 
     /// The directory.
@@ -161,7 +174,7 @@ impl CacheDir {
     pub fn create(&self) -> Result<(u64, OwnedFd)> {
         loop {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
             match self.open_at(number, flags) {
                 Ok(fd) => return self.begin(number).map(|()| (number, fd)),
                 Err(Errno::EXIST) => continue,
@@ -208,10 +221,10 @@ impl CacheDir {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         // O_NONBLOCK: a pipe planted in place of the file must not hold us.
         let fd = self
-            .open_at(number, access | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC)
+            .open_at(number, access | OFlags::NOFOLLOW | OFlags::NONBLOCK)
             .map_err(|e| self.error("open", number, e))?;
-        let stat = rustix::fs::fstat(&fd).map_err(|e| self.error("stat", number, e))?;
-        let regular = rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+        let stat = self.io.stat(&fd).map_err(|e| self.error("stat", number, e))?;
+        let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if !regular || stat.st_size as u64 != size {
             return Err(Error::new(
                 ErrorKind::Corrupt,
@@ -225,7 +238,7 @@ impl CacheDir {
     /// Removes a data file; one that is gone already is no error.
     pub fn remove(&self, number: u64) -> Result<()> {
         self.finish(number);
-        match rustix::fs::unlinkat(&self.dirs().data, relative(number), AtFlags::empty()) {
+        match self.io.remove(&self.dirs().data, relative(number).as_ref()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(e) => Err(self.error("remove", number, e)),
         }
@@ -234,13 +247,16 @@ impl CacheDir {
     /// Writes everything of the cache's file system to the disk: one call for a batch of files costs less than one
     /// per file.
     pub fn sync(&self) -> Result<()> {
-        rustix::fs::syncfs(&self.dirs().source)
+        self.io
+            .sync_fs(&self.dirs().source)
             .map_err(|e| Error::os("syncfs", PathText(&self.path).to_string(), e.raw_os_error()))
     }
 
     /// Space and inodes left.
     pub fn free(&self) -> Result<DiskFree> {
-        let s = rustix::fs::fstatvfs(&self.dirs().source)
+        let s = self
+            .io
+            .statvfs(&self.dirs().source)
             .map_err(|e| Error::os("statvfs", PathText(&self.path).to_string(), e.raw_os_error()))?;
         Ok(DiskFree {
             total_bytes: s.f_blocks * s.f_frsize,
@@ -252,8 +268,7 @@ impl CacheDir {
 
     /// What a data file takes on the disk, bytes; nothing if it is gone.
     pub fn data_bytes(&self, number: u64) -> u64 {
-        rustix::fs::statat(&self.dirs().data, relative(number), AtFlags::SYMLINK_NOFOLLOW)
-            .map_or(0, |s| s.st_blocks as u64 * 512)
+        self.io.stat_at(&self.dirs().data, relative(number).as_ref()).map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
     /// What the directory takes on the disk beside the data files, bytes; the log not counted, which has a limit of its
@@ -265,8 +280,8 @@ impl CacheDir {
 
     /// What the index takes on the disk, bytes.
     fn index_bytes(&self) -> u64 {
-        rustix::fs::statat(&self.dirs().source, "index.redb", AtFlags::SYMLINK_NOFOLLOW)
-            .map_or(0, |s| s.st_blocks as u64 * 512)
+        let stat = self.io.stat_at(&self.dirs().source, "index.redb".as_ref());
+        stat.map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
     /// Says from which number on new files are named: above all that the index knows.
@@ -285,11 +300,8 @@ impl CacheDir {
                     if number.is_some_and(|n| known.contains(&n) && relative(n) == format!("{dir}/{name}")) {
                         continue;
                     }
-                    if rustix::fs::unlinkat(&self.dirs().data, format!("{dir}/{name}"), AtFlags::empty())
-                        .is_ok()
-                    {
-                        removed += 1;
-                    }
+                    let path = format!("{dir}/{name}");
+                    removed += u64::from(self.io.remove(&self.dirs().data, path.as_ref()).is_ok());
                 }
             }
         }
@@ -298,32 +310,24 @@ impl CacheDir {
 
     /// Names in a directory under `data`; what is not a directory has none.
     fn list(&self, dir: &Path) -> Result<Vec<String>> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let fail = |e: Errno| Error::os("read directory", PathText(dir).to_string(), e.raw_os_error());
-        let fd = match rustix::fs::openat(&self.dirs().data, dir, flags, Mode::empty()) {
+        let fd = match self.io.open(&self.dirs().data, dir, flags, Mode::empty()) {
             Ok(fd) => fd,
             Err(Errno::NOTDIR | Errno::LOOP | Errno::NOENT) => return Ok(Vec::new()),
             Err(e) => return Err(fail(e)),
         };
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&fd).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if name != "." && name != ".." {
-                names.push(name);
-            }
-        }
-        Ok(names)
+        names_in(&self.io, &fd).map_err(fail)
     }
 
     fn open_at(&self, number: u64, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
-        rustix::fs::openat(&self.dirs().data, relative(number), flags, Mode::from_raw_mode(0o600))
+        self.io.open(&self.dirs().data, relative(number).as_ref(), flags, PRIVATE_FILE)
     }
 
     fn create_shards(&self, number: u64) -> Result<()> {
         let path = relative(number);
         for dir in [&path[..2], &path[..5]] {
-            match rustix::fs::mkdirat(&self.dirs().data, dir, Mode::from_raw_mode(0o700)) {
+            match self.io.make_dir(&self.dirs().data, dir.as_ref(), PRIVATE_DIR) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(e) => return Err(self.error("create directory of", number, e)),
             }
@@ -337,13 +341,14 @@ impl CacheDir {
 }
 
 impl Dirs {
-    fn open(source_path: &Path, lock: Arc<std::fs::File>) -> Result<Self> {
-        Ok(Self { _lock: lock, source: open_dir(source_path)?, data: open_dir(&source_path.join("data"))? })
+    fn open(io: &Io, source_path: &Path, lock: Arc<OwnedFd>) -> Result<Self> {
+        let data = open_dir(io, &source_path.join("data"))?;
+        Ok(Self { _lock: lock, source: open_dir(io, source_path)?, data })
     }
 
     /// Whether they have no name any more.
-    fn are_removed(&self) -> bool {
-        rustix::fs::fstat(&self.data).is_ok_and(|s| s.st_nlink == 0)
+    fn are_removed(&self, io: &Io) -> bool {
+        io.stat(&self.data).is_ok_and(|s| s.st_nlink == 0)
     }
 }
 
@@ -361,183 +366,220 @@ fn source_name(source: &Path) -> String {
     format!("{}-{readable}", &hash[..16])
 }
 
-/// Makes an existing directory ours and locks it. What is refused is left exactly as it is.
-fn take(path: &Path) -> Result<std::fs::File> {
-    check_private(path)?;
-    refuse_foreign_content(path)?;
-    check_format(path)?;
-    let lock = take_lock(path)?;
-    make_private(path)?;
-    Ok(lock)
-}
-
-fn create_private(path: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    // The mode is given at creation, so that no moment and no umask leaves it open to others.
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(|e| Error::io("create cache directory", PathText(path).to_string(), &e))
-}
-
-fn check_private(path: &Path) -> Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let invalid = |text: String| Error::new(ErrorKind::Invalid, "", text);
-    let shown = PathText(path);
-    let meta = std::fs::symlink_metadata(path)
-        .map_err(|e| Error::io("stat cache directory", shown.to_string(), &e))?;
-    if meta.is_symlink() {
-        return Err(invalid(format!(
-            "cache directory {shown} is a symbolic link; name the directory itself"
-        )));
-    }
-    let me = rustix::process::geteuid().as_raw();
-    if meta.uid() != me {
-        return Err(invalid(format!(
-            "cache directory {shown} belongs to uid {}, not to uid {me} who runs warmfs; choose another --cache-dir",
-            meta.uid()
-        )));
-    }
-    if meta.mode() & 0o022 != 0 {
-        return Err(invalid(format!(
-            "cache directory {shown} can be written by others (mode {:04o}), who could plant data in it; \
-             chmod 700 it or choose another --cache-dir",
-            meta.mode() & 0o7777
-        )));
-    }
-    if !meta.is_dir() {
-        return Err(invalid(format!(
-            "cache directory {shown} is not a directory; choose another --cache-dir"
-        )));
-    }
-    Ok(())
-}
-
-fn make_private(path: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))
-        .map_err(|e| Error::io("chmod 700", PathText(path).to_string(), &e))
-}
+/// Directories and files of the cache are for nobody else; given at creation, so that no moment and no umask leaves them
+/// open to others.
+const PRIVATE_DIR: Mode = Mode::RWXU;
+const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// How long a daemon that was killed may take to let go of what it had open.
 const LET_GO: Duration = Duration::from_secs(2);
 
-/// The pid in the lock file; empty while it is being written.
-fn holder_of(mut lock: &std::fs::File) -> String {
-    let mut text = String::new();
-    let _ = lock.rewind().and_then(|()| lock.read_to_string(&mut text));
-    text.trim().to_string()
+/// Texts in the directory are short; one that is not is not ours.
+const TEXT_BYTES_MAX: usize = 4096;
+
+/// A directory that is about to become ours.
+struct Setup<'a> {
+    io: &'a Io,
+    path: &'a Path,
 }
 
-/// A process that is coming to its end has no command line any more, but may still hold its locks.
-fn is_alive(pid: &str) -> bool {
-    std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
-}
-
-fn take_lock(path: &Path) -> Result<std::fs::File> {
-    let lock_path = path.join("LOCK");
-    let io = |e: std::io::Error| Error::io("open lock", PathText(&lock_path).to_string(), &e);
-    let mut file = open_nofollow(&lock_path).map_err(io)?;
-    let try_lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);
-    let mut locked = try_lock();
-    let deadline = Instant::now() + LET_GO;
-    while locked == Err(Errno::WOULDBLOCK) && !is_alive(&holder_of(&file)) && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(5));
-        locked = try_lock();
+impl Setup<'_> {
+    /// Makes an existing directory ours and locks it. What is refused is left exactly as it is.
+    fn take(&self) -> Result<OwnedFd> {
+        self.check_private()?;
+        self.refuse_foreign_content()?;
+        self.check_format()?;
+        let lock = self.take_lock()?;
+        let dir = open_dir(self.io, self.path)?;
+        self.io.chmod(&dir, PRIVATE_DIR).map_err(|e| os_error("chmod 700", self.path, e))?;
+        Ok(lock)
     }
-    match locked {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let holder = holder_of(&file);
-            return Err(Error::new(
-                ErrorKind::Busy,
-                "",
-                format!(
-                    "cache directory {} is in use by another warmfs (pid {}); unmount that one or choose another \
-                     --cache-dir",
-                    PathText(path),
-                    holder
-                ),
+
+    fn check_private(&self) -> Result<()> {
+        let invalid = |text: String| Err(Error::new(ErrorKind::Invalid, "", text));
+        let shown = PathText(self.path);
+        let stat =
+            self.io.stat_at(CWD, self.path).map_err(|e| os_error("stat cache directory", self.path, e))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Symlink {
+            return invalid(format!("cache directory {shown} is a symbolic link; name the directory itself"));
+        }
+        let me = rustix::process::geteuid().as_raw();
+        if stat.st_uid != me {
+            return invalid(format!(
+                "cache directory {shown} belongs to uid {}, not to uid {me} who runs warmfs; choose another --cache-dir",
+                stat.st_uid
             ));
         }
-        Err(e) => return Err(Error::os("lock", PathText(&lock_path).to_string(), e.raw_os_error())),
+        if stat.st_mode & 0o022 != 0 {
+            return invalid(format!(
+                "cache directory {shown} can be written by others (mode {:04o}), who could plant data in it; \
+                 chmod 700 it or choose another --cache-dir",
+                stat.st_mode & 0o7777
+            ));
+        }
+        if kind != FileType::Directory {
+            return invalid(format!(
+                "cache directory {shown} is not a directory; choose another --cache-dir"
+            ));
+        }
+        Ok(())
     }
-    file.rewind().and_then(|()| file.set_len(0)).map_err(io)?;
-    write!(file, "{}", std::process::id()).map_err(io)?;
-    Ok(file)
-}
 
-fn open_nofollow(path: &Path) -> std::io::Result<std::fs::File> {
-    use std::os::unix::fs::OpenOptionsExt;
-    std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
-        .open(path)
-}
-
-fn check_format(path: &Path) -> Result<()> {
-    let file = path.join("FORMAT");
-    let ours = format!("warmfs {FORMAT_VERSION}\n");
-    match std::fs::read_to_string(&file) {
-        // Empty: a daemon that starts just now is writing it, or one died there.
-        Ok(text) if text == ours || text.is_empty() => Ok(()),
-        Ok(text) => Err(Error::new(
-            ErrorKind::Invalid,
-            "",
-            format!(
-                "cache directory {} has format `{}`, this warmfs writes `{}`; remove the directory or choose another \
-                 --cache-dir",
-                PathText(path),
-                text.trim(),
-                ours.trim()
-            ),
-        )),
-        // A new directory.
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(Error::io("read", PathText(&file).to_string(), &e)),
+    /// A directory that holds something else is not made ours: `--cache-dir ~` is a slip of the hand.
+    fn refuse_foreign_content(&self) -> Result<()> {
+        for name in self.names()? {
+            // FORMAT comes before all else that a daemon makes, perhaps one that starts just now.
+            if name != "LOCK"
+                && name != "lost+found"
+                && self.io.stat_at(CWD, &self.path.join("FORMAT")).is_err()
+            {
+                return Err(Error::new(
+                    ErrorKind::Invalid,
+                    "",
+                    format!(
+                        "cache directory {} is not empty and not a warmfs cache (it holds `{}`); choose an empty one",
+                        PathText(self.path),
+                        PathText(Path::new(&name))
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
-}
 
-/// Once we hold the lock.
-fn write_format(path: &Path) -> Result<()> {
-    let file = path.join("FORMAT");
-    let ours = format!("warmfs {FORMAT_VERSION}\n");
-    if std::fs::read(&file).is_ok_and(|text| text == ours.as_bytes()) {
-        return Ok(());
+    fn names(&self) -> Result<Vec<String>> {
+        let dir = open_dir(self.io, self.path)?;
+        names_in(self.io, &dir).map_err(|e| os_error("read", self.path, e))
     }
-    std::fs::write(&file, ours).map_err(|e| Error::io("write", PathText(&file).to_string(), &e))
-}
 
-/// A directory that holds something else is not made ours: `--cache-dir ~` is a slip of the hand.
-fn refuse_foreign_content(path: &Path) -> Result<()> {
-    let listing = std::fs::read_dir(path).map_err(|e| Error::io("read", PathText(path).to_string(), &e))?;
-    for entry in listing {
-        let name = entry.map_err(|e| Error::io("read", PathText(path).to_string(), &e))?.file_name();
-        // FORMAT comes before all else that a daemon makes, perhaps one that starts just now.
-        if name != "LOCK" && name != "lost+found" && !path.join("FORMAT").exists() {
-            return Err(Error::new(
+    fn check_format(&self) -> Result<()> {
+        let ours = format_text();
+        match read_text(self.io, &self.path.join("FORMAT")) {
+            // Empty: a daemon that starts just now is writing it, or one died there.
+            Ok(text) if text == ours || text.is_empty() => Ok(()),
+            Ok(text) => Err(Error::new(
                 ErrorKind::Invalid,
                 "",
                 format!(
-                    "cache directory {} is not empty and not a warmfs cache (it holds `{}`); choose an empty one",
-                    PathText(path),
-                    PathText(Path::new(&name))
+                    "cache directory {} has format `{}`, this warmfs writes `{}`; remove the directory or choose another \
+                     --cache-dir",
+                    PathText(self.path),
+                    text.trim(),
+                    ours.trim()
                 ),
-            ));
+            )),
+            // A new directory.
+            Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(os_error("read", &self.path.join("FORMAT"), e)),
         }
     }
-    Ok(())
+
+    /// Once we hold the lock.
+    fn write_format(&self) -> Result<()> {
+        let file = self.path.join("FORMAT");
+        if read_text(self.io, &file).is_ok_and(|text| text == format_text()) {
+            return Ok(());
+        }
+        write_text(self.io, &file, &format_text())
+    }
+
+    fn take_lock(&self) -> Result<OwnedFd> {
+        let path = self.path.join("LOCK");
+        let fail = |e: Errno| os_error("lock", &path, e);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        let file = self.io.open(CWD, &path, flags, PRIVATE_FILE).map_err(fail)?;
+        let holder = || text_of(self.io, &file).unwrap_or_default();
+        let mut locked = self.io.lock(&file);
+        let deadline = Instant::now() + LET_GO;
+        while locked == Err(Errno::WOULDBLOCK)
+            && !facts::is_alive(holder().trim())
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(5));
+            locked = self.io.lock(&file);
+        }
+        match locked {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(Error::new(
+                    ErrorKind::Busy,
+                    "",
+                    format!(
+                        "cache directory {} is in use by another warmfs (pid {}); unmount that one or choose another \
+                         --cache-dir",
+                        PathText(self.path),
+                        holder().trim()
+                    ),
+                ));
+            }
+            Err(e) => return Err(fail(e)),
+        }
+        self.io.set_len(&file, 0).map_err(fail)?;
+        self.io.write_all(&file, std::process::id().to_string().as_bytes(), 0).map_err(fail)?;
+        Ok(file)
+    }
 }
 
-fn open_dir(path: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::open(path, flags, Mode::empty())
-        .map_err(|e| Error::os("open", PathText(path).to_string(), e.raw_os_error()))
+fn format_text() -> String {
+    format!("warmfs {FORMAT_VERSION}\n")
+}
+
+/// Makes a directory and those above it that are missing.
+fn create_private(io: &Io, path: &Path) -> Result<()> {
+    let fail = |e: Errno| os_error("create cache directory", path, e);
+    match io.make_dir(CWD, path, PRIVATE_DIR) {
+        Ok(()) => Ok(()),
+        // Whatever it is: whether it will do is asked by those who mind.
+        Err(Errno::EXIST) => Ok(()),
+        Err(Errno::NOENT) => {
+            let above = path.parent().ok_or(Errno::NOENT).map_err(fail)?;
+            create_private(io, above)?;
+            match io.make_dir(CWD, path, PRIVATE_DIR) {
+                Ok(()) | Err(Errno::EXIST) => Ok(()),
+                Err(e) => Err(fail(e)),
+            }
+        }
+        Err(e) => Err(fail(e)),
+    }
+}
+
+fn names_in(io: &Io, dir: &OwnedFd) -> std::result::Result<Vec<String>, Errno> {
+    let entries = io.list(dir)?;
+    Ok(entries.iter().map(|entry| entry.name.to_string_lossy().into_owned()).collect())
+}
+
+/// The text of a small file; never waits on a pipe and never follows a link.
+fn read_text(io: &Io, path: &Path) -> std::result::Result<String, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    text_of(io, &io.open(CWD, path, flags, Mode::empty())?)
+}
+
+fn text_of(io: &Io, file: &OwnedFd) -> std::result::Result<String, Errno> {
+    let mut bytes = [0; TEXT_BYTES_MAX];
+    let mut len = 0;
+    while len < bytes.len() {
+        match io.read(file, &mut bytes[len..], len as u64)? {
+            0 => break,
+            n => len += n,
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes[..len]).into_owned())
+}
+
+fn write_text(io: &Io, path: &Path, text: &str) -> Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let write = || io.write_all(io.open(CWD, path, flags, PRIVATE_FILE)?, text.as_bytes(), 0);
+    write().map_err(|e| os_error("write", path, e))
+}
+
+fn open_dir(io: &Io, path: &Path) -> Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+    io.open(CWD, path, flags, Mode::empty()).map_err(|e| os_error("open", path, e))
+}
+
+fn os_error(op: &'static str, path: &Path, errno: Errno) -> Error {
+    Error::os(op, PathText(path).to_string(), errno.raw_os_error())
 }
 
 #[cfg(test)]

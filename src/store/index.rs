@@ -5,9 +5,14 @@
 //! that was not clean every file is verified before it is opened again.
 
 use super::format::Record;
+use super::index_file::IndexFile;
+use crate::sys::io::Io;
 use crate::types::{Error, ErrorKind, FileId, PathText, Result};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
-use std::path::Path;
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
 
 const FILES: TableDefinition<[u8; 16], &[u8]> = TableDefinition::new("files");
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
@@ -29,7 +34,10 @@ pub enum Change {
 
 /// An open index.
 pub struct Index {
-    db: Database,
+    io: Io,
+    path: PathBuf,
+    /// `None` after a fault: redb answers nothing any more then, and the file is opened anew.
+    db: Option<Database>,
 }
 
 /// What an index held when it was opened.
@@ -50,130 +58,162 @@ pub struct Loaded {
 
 impl Index {
     /// Opens or creates the index at `path`, reads it, and marks it as in use.
-    pub fn open(path: &Path) -> Result<Loaded> {
-        let existed = path.exists();
-        match Self::try_open(path) {
-            Ok(loaded) => Ok(loaded),
-            Err(error) if existed => {
+    pub fn open(io: &Io, path: &Path) -> Result<Loaded> {
+        let existed = io.stat_at(CWD, path).is_ok();
+        match Self::try_open(io, path) {
+            Err(error) if existed && !is_want(&error) => {
                 tracing::warn!("index {} cannot be read ({error}); the cache starts empty", PathText(path));
-                let aside = path.with_extension("damaged");
-                std::fs::rename(path, &aside)
-                    .map_err(|e| Error::io("move aside", PathText(path).to_string(), &e))?;
-                let loaded = Self::try_open(path)?;
+                io.rename(CWD, path, &path.with_extension("damaged"))
+                    .map_err(|e| Error::os("move aside", PathText(path).to_string(), e.raw_os_error()))?;
+                let loaded = Self::try_open(io, path)?;
                 Ok(Loaded { lost: true, clean: false, ..loaded })
             }
-            Err(error) => Err(error),
+            other => other,
         }
     }
 
-    fn try_open(path: &Path) -> Result<Loaded> {
-        // redb asserts on some kinds of damage; that is a damaged index like any other, not the end of the daemon.
-        std::panic::catch_unwind(|| Self::open_and_load(path))
-            .unwrap_or_else(|_| Err(Error::new(ErrorKind::Corrupt, "open", PathText(path).to_string())))
+    fn try_open(io: &Io, path: &Path) -> Result<Loaded> {
+        unharmed(path, || Self::open_and_load(io, path))
     }
 
-    fn open_and_load(path: &Path) -> Result<Loaded> {
+    fn open_and_load(io: &Io, path: &Path) -> Result<Loaded> {
         let fail = |e: redb::Error| db_error("open", path, e);
-        let db =
-            Database::builder().set_cache_size(PAGE_CACHE_BYTES).create(path).map_err(|e| fail(e.into()))?;
-        let index = Self { db };
-        index.check_readable().map_err(fail)?;
-        let (records, damaged) = index.load().map_err(fail)?;
-        let order = index.read_order().map_err(fail)?;
-        let clean = index.take_clean().map_err(fail)?;
+        let db = open_db(io, path)?;
+        check_readable(&db).map_err(fail)?;
+        let (records, damaged) = load(&db).map_err(fail)?;
+        let order = read_order(&db).map_err(fail)?;
+        let clean = take_clean(&db).map_err(fail)?;
+        let index = Self { io: io.clone(), path: path.to_path_buf(), db: Some(db) };
         Ok(Loaded { index, records, damaged, order, clean, lost: false })
     }
 
-    /// Creates the tables, so that reading never meets a missing one.
-    fn check_readable(&self) -> std::result::Result<(), redb::Error> {
-        let tx = self.db.begin_write()?;
-        tx.open_table(FILES)?;
-        tx.open_table(META)?;
-        tx.commit()?;
-        Ok(())
-    }
-
-    fn load(&self) -> std::result::Result<(Vec<(FileId, Record)>, u64), redb::Error> {
-        let mut records = Vec::new();
-        let mut damaged = 0;
-        let tx = self.db.begin_read()?;
-        for row in tx.open_table(FILES)?.iter()? {
-            let (key, value) = row?;
-            let id = FileId::from_bytes(key.value());
-            match Record::decode(id, value.value()) {
-                Some(record) => records.push((id, record)),
-                None => damaged += 1,
-            }
-        }
-        Ok((records, damaged))
-    }
-
-    fn read_order(&self) -> std::result::Result<Vec<FileId>, redb::Error> {
-        let tx = self.db.begin_read()?;
-        let meta = tx.open_table(META)?;
-        let Some(value) = meta.get(ORDER)? else { return Ok(Vec::new()) };
-        Ok(value.value().as_chunks::<16>().0.iter().map(|&b| FileId::from_bytes(b)).collect())
-    }
-
-    /// Reads and removes the mark of a clean stop; an index without records is clean by nature.
-    fn take_clean(&self) -> std::result::Result<bool, redb::Error> {
-        let tx = self.db.begin_write()?;
-        let clean = tx.open_table(META)?.remove(CLEAN)?.is_some();
-        tx.commit()?;
-        Ok(clean)
-    }
-
-    /// Writes a batch, durably and at once or not at all.
-    pub fn commit<'a>(&self, changes: impl Iterator<Item = (FileId, &'a Change)>) -> Result<()> {
-        self.write(changes).map_err(|e| db_error("write", Path::new("index"), e))
-    }
-
-    fn write<'a>(
-        &self,
-        changes: impl Iterator<Item = (FileId, &'a Change)>,
-    ) -> std::result::Result<(), redb::Error> {
-        let tx = self.db.begin_write()?;
-        {
-            let mut files = tx.open_table(FILES)?;
-            for (id, change) in changes {
-                match change {
-                    Change::Put(record) => {
-                        files.insert(id.to_bytes(), record.encode(id).as_slice())?;
-                    }
-                    Change::Remove => {
-                        files.remove(id.to_bytes())?;
-                    }
-                }
-            }
-        }
-        tx.commit()?;
-        Ok(())
+    /// Writes a batch, durably and at once or not at all. After an error it may be either; to write the batch again makes
+    /// it sure.
+    pub fn commit<'a>(&mut self, changes: impl Iterator<Item = (FileId, &'a Change)>) -> Result<()> {
+        self.with_db("write", |db| write(db, changes))
     }
 
     /// Notes a stop, the eviction order to go on with, and whether all that is cached can be trusted by the next start.
-    pub fn close(&self, order: &[FileId], trusted: bool) -> Result<()> {
-        let bytes: Vec<u8> = order.iter().flat_map(|id| id.to_bytes()).collect();
-        let write = || -> std::result::Result<(), redb::Error> {
-            let tx = self.db.begin_write()?;
-            {
-                let mut meta = tx.open_table(META)?;
-                meta.insert(ORDER, bytes.as_slice())?;
-                if trusted {
-                    meta.insert(CLEAN, [1u8].as_slice())?;
-                }
-            }
-            tx.commit()?;
-            Ok(())
-        };
-        write().map_err(|e| db_error("close", Path::new("index"), e))
+    pub fn close(&mut self, order: &[FileId], trusted: bool) -> Result<()> {
+        self.with_db("close", |db| note_stop(db, order, trusted))
     }
 
     /// Calls `each` with every record, in order of id; for the operator's questions about trees.
-    pub fn for_each(&self, each: &mut dyn FnMut(FileId, &Record)) -> Result<()> {
-        let (records, _) = self.load().map_err(|e| db_error("read", Path::new("index"), e))?;
+    pub fn for_each(&mut self, each: &mut dyn FnMut(FileId, &Record)) -> Result<()> {
+        let (records, _) = self.with_db("read", load)?;
         records.iter().for_each(|(id, record)| each(*id, record));
         Ok(())
     }
+
+    /// Uses the data base, which is opened anew if the last use ended in a fault.
+    fn with_db<T>(
+        &mut self,
+        op: &'static str,
+        work: impl FnOnce(&Database) -> std::result::Result<T, redb::Error>,
+    ) -> Result<T> {
+        let db = match self.db.take() {
+            Some(db) => db,
+            None => unharmed(&self.path, || open_db(&self.io, &self.path))?,
+        };
+        let done = unharmed(&self.path, || work(&db).map_err(|e| db_error(op, &self.path, e)))?;
+        self.db = Some(db);
+        Ok(done)
+    }
+}
+
+/// redb asserts on some kinds of damage; that is a damaged index like any other, not the end of the daemon.
+fn unharmed<T>(path: &Path, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Error::new(ErrorKind::Corrupt, "use", PathText(path).to_string())))
+}
+
+/// Whether an error only says that the machine lacks something just now; the index may be sound.
+fn is_want(error: &Error) -> bool {
+    let errno = error.errno().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM))
+}
+
+fn open_db(io: &Io, path: &Path) -> Result<Database> {
+    let file = IndexFile::open(io, path)
+        .map_err(|e| Error::os("open", PathText(path).to_string(), e.raw_os_error()))?;
+    let mut builder = Database::builder();
+    builder.set_cache_size(PAGE_CACHE_BYTES);
+    builder.create_with_backend(file).map_err(|e| db_error("open", path, e.into()))
+}
+
+/// Creates the tables, so that reading never meets a missing one.
+fn check_readable(db: &Database) -> std::result::Result<(), redb::Error> {
+    let tx = db.begin_write()?;
+    tx.open_table(FILES)?;
+    tx.open_table(META)?;
+    tx.commit()?;
+    Ok(())
+}
+
+fn load(db: &Database) -> std::result::Result<(Vec<(FileId, Record)>, u64), redb::Error> {
+    let mut records = Vec::new();
+    let mut damaged = 0;
+    let tx = db.begin_read()?;
+    for row in tx.open_table(FILES)?.iter()? {
+        let (key, value) = row?;
+        let id = FileId::from_bytes(key.value());
+        match Record::decode(id, value.value()) {
+            Some(record) => records.push((id, record)),
+            None => damaged += 1,
+        }
+    }
+    Ok((records, damaged))
+}
+
+fn read_order(db: &Database) -> std::result::Result<Vec<FileId>, redb::Error> {
+    let tx = db.begin_read()?;
+    let meta = tx.open_table(META)?;
+    let Some(value) = meta.get(ORDER)? else { return Ok(Vec::new()) };
+    Ok(value.value().as_chunks::<16>().0.iter().map(|&b| FileId::from_bytes(b)).collect())
+}
+
+/// Reads and removes the mark of a clean stop; an index without records is clean by nature.
+fn take_clean(db: &Database) -> std::result::Result<bool, redb::Error> {
+    let tx = db.begin_write()?;
+    let clean = tx.open_table(META)?.remove(CLEAN)?.is_some();
+    tx.commit()?;
+    Ok(clean)
+}
+
+fn write<'a>(
+    db: &Database,
+    changes: impl Iterator<Item = (FileId, &'a Change)>,
+) -> std::result::Result<(), redb::Error> {
+    let tx = db.begin_write()?;
+    {
+        let mut files = tx.open_table(FILES)?;
+        for (id, change) in changes {
+            match change {
+                Change::Put(record) => {
+                    files.insert(id.to_bytes(), record.encode(id).as_slice())?;
+                }
+                Change::Remove => {
+                    files.remove(id.to_bytes())?;
+                }
+            }
+        }
+    }
+    tx.commit()?;
+    Ok(())
+}
+
+fn note_stop(db: &Database, order: &[FileId], trusted: bool) -> std::result::Result<(), redb::Error> {
+    let bytes: Vec<u8> = order.iter().flat_map(|id| id.to_bytes()).collect();
+    let tx = db.begin_write()?;
+    {
+        let mut meta = tx.open_table(META)?;
+        meta.insert(ORDER, bytes.as_slice())?;
+        if trusted {
+            meta.insert(CLEAN, [1u8].as_slice())?;
+        }
+    }
+    tx.commit()?;
+    Ok(())
 }
 
 fn db_error(op: &'static str, path: &Path, error: redb::Error) -> Error {
@@ -186,6 +226,7 @@ fn db_error(op: &'static str, path: &Path, error: redb::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::io::PLAIN;
     use crate::types::{FileVersion, Timestamp};
     use std::os::unix::fs::FileExt;
 
@@ -199,7 +240,7 @@ mod tests {
         Record { number: n, version, path: b"p".to_vec(), chunks: vec![Some([n as u8; 32])] }
     }
 
-    fn put(index: &Index, numbers: std::ops::Range<u64>) {
+    fn put(index: &mut Index, numbers: std::ops::Range<u64>) {
         let changes: Vec<_> = numbers.map(|n| (id(n), Change::Put(record(n)))).collect();
         index.commit(changes.iter().map(|(id, c)| (*id, c))).unwrap();
     }
@@ -208,18 +249,18 @@ mod tests {
     fn records_order_and_the_clean_mark_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("i");
-        let first = Index::open(&path).unwrap();
+        let mut first = Index::open(&PLAIN, &path).unwrap();
         assert!(!first.clean && first.records.is_empty());
-        put(&first.index, 1..4);
+        put(&mut first.index, 1..4);
         first.index.commit([(id(2), &Change::Remove)].into_iter()).unwrap();
         first.index.close(&[id(3), id(1)], true).unwrap();
         drop(first);
-        let second = Index::open(&path).unwrap();
+        let second = Index::open(&PLAIN, &path).unwrap();
         assert!(second.clean);
         assert_eq!(second.records, [(id(1), record(1)), (id(3), record(3))]);
         assert_eq!(second.order, [id(3), id(1)]);
         drop(second);
-        assert!(!Index::open(&path).unwrap().clean, "the mark is taken at the start");
+        assert!(!Index::open(&PLAIN, &path).unwrap().clean, "the mark is taken at the start");
     }
 
     #[test]
@@ -227,7 +268,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("i");
         std::fs::write(&path, vec![7u8; 100_000]).unwrap();
-        let loaded = Index::open(&path).unwrap();
+        let loaded = Index::open(&PLAIN, &path).unwrap();
         assert!(loaded.lost && !loaded.clean && loaded.records.is_empty());
         assert!(path.with_extension("damaged").exists());
     }
@@ -236,8 +277,8 @@ mod tests {
     fn any_flipped_byte_gives_right_records_or_none() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("i");
-        let loaded = Index::open(&path).unwrap();
-        put(&loaded.index, 1..50);
+        let mut loaded = Index::open(&PLAIN, &path).unwrap();
+        put(&mut loaded.index, 1..50);
         loaded.index.close(&[], true).unwrap();
         drop(loaded);
         let image = std::fs::read(&path).unwrap();
@@ -246,7 +287,7 @@ mod tests {
             let file = std::fs::File::options().write(true).open(&path).unwrap();
             file.write_all_at(&[image[at] ^ 0x10], at as u64).unwrap();
             drop(file);
-            let loaded = Index::open(&path).unwrap();
+            let loaded = Index::open(&PLAIN, &path).unwrap();
             for (id, r) in &loaded.records {
                 assert_eq!(*r, record(id.low), "flip at {at}");
             }

@@ -11,6 +11,7 @@ pub mod dir;
 pub mod file;
 pub mod format;
 pub mod index;
+mod index_file;
 pub mod ram;
 
 pub use budget::{Budget, Reservation};

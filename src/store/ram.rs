@@ -2,6 +2,7 @@
 //! fetched once for all who ask at the same time. Bounded by a budget of its own; what nobody uses makes room first.
 
 use super::{Budget, CacheFile, Reservation, disk_bytes};
+use crate::sys::io::Io;
 use crate::types::{Error, FileId, FileVersion, Result};
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -77,9 +78,8 @@ impl RamWindow {
     }
 
     /// A new file in memory.
-    pub fn create() -> Result<OwnedFd> {
-        rustix::fs::memfd_create("warmfs", rustix::fs::MemfdFlags::CLOEXEC)
-            .map_err(|e| Error::os("memfd_create", "ram window", e.raw_os_error()))
+    pub fn create(io: &Io) -> Result<OwnedFd> {
+        io.memory("warmfs").map_err(|e| Error::os("memfd_create", "ram window", e.raw_os_error()))
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
         let reservation = window.reserve(size)?;
         let time = Timestamp::default();
         let version = FileVersion { size, mtime: time, ctime: time, ino: n };
-        let place = Place::Ram(Arc::new(RamWindow::create().unwrap()));
+        let place = Place::Ram(Arc::new(RamWindow::create(&Io::default()).unwrap()));
         let chunks = vec![super::super::Chunk::Missing; crate::types::chunk_count(size) as usize];
         let file = CacheFile::new(FileId { high: 0, low: n }, version, b"", place, chunks, reservation);
         window.insert(file.clone());

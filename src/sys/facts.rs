@@ -146,6 +146,12 @@ impl KernelFacts {
     }
 }
 
+/// Whether a process of this number runs. One that is coming to its end, but may still hold its locks, does not: it has no
+/// command line any more.
+pub fn is_alive(pid: &str) -> bool {
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|words| !words.is_empty())
+}
+
 /// Raises the soft limit of open files to the hard one, for this process and its children; says what holds then.
 pub fn raise_nofile() -> Limit {
     let limit = getrlimit(Resource::Nofile);

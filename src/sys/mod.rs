@@ -7,6 +7,7 @@
 
 pub mod facts;
 mod fusermount;
+pub mod io;
 pub mod mount;
 pub mod mountinfo;
 pub mod passthrough;

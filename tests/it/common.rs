@@ -129,7 +129,7 @@ impl World {
             }
         };
         let dir = Arc::new(CacheDir::open(&self.cache_dir(), &self.src(""))?);
-        let loaded = Index::open(&dir.index_path())?;
+        let loaded = Index::open(dir.io(), &dir.index_path())?;
         let engine: Arc<dyn FillEngine> = match o.engine {
             Engine::Pread => Arc::new(PreadEngine::new()),
             Engine::Uring => Arc::new(UringEngine::new(4)),

@@ -155,7 +155,7 @@ fn bug_058_a_start_over_20_000_files_takes_no_time() {
 
 fn make_entries(world: &World, count: u64) {
     let dir = CacheDir::open(&world.cache_dir(), &world.src("")).unwrap();
-    let loaded = Index::open(&dir.index_path()).unwrap();
+    let mut loaded = Index::open(dir.io(), &dir.index_path()).unwrap();
     let time = Timestamp { secs: 1, nanos: 0 };
     let changes: Vec<_> = (0..count)
         .map(|n| {

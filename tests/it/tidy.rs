@@ -151,3 +151,25 @@ fn dependencies_have_reasons() {
         }
     }
 }
+
+/// Goal: a call to the kernel about a file of the SSD or of the source has one way only, where tests can stand.
+#[test]
+fn the_rooms_of_files_call_the_kernel_by_one_way() {
+    let calls = ["rustix::fs::", "rustix::io::", "rustix::mm::"];
+    let is_call = |line: &str| {
+        let after = |way: &&str| line.split(way).skip(1).any(|rest| rest.starts_with(char::is_lowercase));
+        calls.iter().any(after)
+            || ["std::fs", " File::", ".exists()", "libc::"].iter().any(|w| line.contains(w))
+    };
+    let mut wrong = Vec::new();
+    for room in ["store", "backing", "cache"] {
+        for path in sources(&root().join("src").join(room)) {
+            let text = std::fs::read_to_string(&path).unwrap();
+            let code = text.split("#[cfg(test)]").next().unwrap();
+            let bad = code.lines().filter(|l| !l.trim_start().starts_with("//") && is_call(l));
+            wrong.extend(bad.map(|line| format!("{}: {}", path.display(), line.trim())));
+        }
+    }
+    assert!(wrong.is_empty(), "calls past sys::io:\n{}", wrong.join("\n"));
+    assert!(is_call("rustix::fs::openat(x)") && !is_call("use rustix::fs::{Mode, OFlags};"));
+}

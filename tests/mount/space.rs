@@ -163,7 +163,7 @@ fn bug_058_bug_059_a_start_over_many_files() {
 
 fn make_entries(world: &World, count: u64) {
     let dir = CacheDir::open(&world.cache(), &world.src("").canonicalize().unwrap()).unwrap();
-    let loaded = Index::open(&dir.index_path()).unwrap();
+    let mut loaded = Index::open(dir.io(), &dir.index_path()).unwrap();
     let time = Timestamp { secs: 1, nanos: 0 };
     let mut changes = Vec::new();
     for n in 0..count {
