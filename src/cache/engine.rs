@@ -48,9 +48,9 @@ pub const BUFFERS_IDLE_MAX: usize = 8;
 /// How often in a row, without a byte moving, EAGAIN is asked again; with [`again_pause`] about 0.3 s in all.
 const AGAIN_RETRIES: u32 = 12;
 
-/// How often in a row EINTR is asked again. Signals may come at 1 kHz, and a source on another FUSE file system may
-/// answer each with EINTR.
-const INTERRUPTED_RETRIES: u32 = 10_000;
+/// How often in a row EINTR is asked again. Plain calls are made again below ([`Io`]), ten thousand times; this is for a
+/// ring's.
+const INTERRUPTED_RETRIES: u32 = 100;
 
 /// What to copy.
 pub struct Copy<'a> {

@@ -73,12 +73,21 @@ impl<K: Hash + Eq, T: Clone> Lead<K, T> {
     }
 
     fn end(&mut self, result: T) {
-        let Some(key) = self.key.take() else { return };
-        let waiters = self.flights.lock().remove(&key).unwrap_or_default();
-        for waiter in waiters {
-            waiter(result.clone());
-        }
+        self.land().into_iter().for_each(|waiter| waiter(result.clone()));
     }
+
+    /// Takes the flight off the table; gives those who are to be told.
+    fn land(&mut self) -> Vec<Waiter<T>> {
+        let Some(key) = self.key.take() else { return Vec::new() };
+        self.flights.lock().remove(&key).unwrap_or_default()
+    }
+}
+
+/// Ends several flights with one result. All are over before the first waiter is told: what it asks for next is not
+/// answered by a flight that is history.
+pub fn finish_all<K: Hash + Eq, T: Clone>(mut leads: Vec<Lead<K, T>>, result: &T) {
+    let waiters: Vec<_> = leads.iter_mut().flat_map(Lead::land).collect();
+    waiters.into_iter().for_each(|waiter| waiter(result.clone()));
 }
 
 impl<K: Hash + Eq, T: Clone> Drop for Lead<K, T> {
@@ -126,6 +135,17 @@ mod tests {
         assert!(died.join().is_err());
         assert_eq!(rx.recv().unwrap(), None);
         assert!(t.try_lead(1).is_some(), "the next one may try");
+    }
+
+    #[test]
+    fn of_flights_that_end_together_none_is_left_when_the_first_waiter_is_told() {
+        let t = Arc::new(table());
+        let leads = vec![t.try_lead(1).unwrap(), t.try_lead(2).unwrap()];
+        let (tx, rx) = mpsc::channel();
+        let again = t.clone();
+        t.join(1, || Box::new(move |_| tx.send(again.try_lead(2).is_some()).unwrap()));
+        finish_all(leads, &None);
+        assert!(rx.recv().unwrap());
     }
 
     #[test]

@@ -326,6 +326,11 @@ impl Cache {
         self.ram.bytes()
     }
 
+    /// Large files that are being filled in the background, or wait for it.
+    pub fn background_fills(&self) -> usize {
+        self.background.jobs()
+    }
+
     /// Files in the cache.
     pub fn file_count(&self) -> u64 {
         self.files.len()

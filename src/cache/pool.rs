@@ -81,6 +81,12 @@ impl Pool {
         (state.queue.len(), state.threads)
     }
 
+    /// Jobs that wait or run.
+    pub fn jobs(&self) -> usize {
+        let state = self.shared.state.lock();
+        state.queue.len() + state.threads - state.idle
+    }
+
     /// Drops what waits and takes no more. Jobs that run are not waited for: the source may never answer.
     pub fn stop(&self) {
         let waiting = {

@@ -103,6 +103,14 @@ fn with_buffer<T>(len: usize, read: impl FnOnce(&mut [u8]) -> T) -> T {
     })
 }
 
+/// What becomes of an error that another met whose fetch one waited for. The first may be older than the request, and of a
+/// fault that is over; a second one is not.
+#[derive(Clone, Copy)]
+enum ErrorsOfOthers {
+    ToBeTriedAgain,
+    Final,
+}
+
 /// What one look at the missing chunks led to.
 enum Step {
     /// Nothing is missing any more.
@@ -168,7 +176,7 @@ impl Cache {
                 Ok(false) => cache.read_source(&again, range, then),
                 Err(e) => then(Err(e)),
             });
-            return self.ensure(serving, range.chunks(), pool, ready);
+            return self.ensure(serving, range.chunks(), pool, ErrorsOfOthers::ToBeTriedAgain, ready);
         }
         self.count_read(&serving, !matches!(*serving, Serving::Source(_)));
         match &*serving {
@@ -285,6 +293,7 @@ impl Cache {
         serving: Arc<Serving>,
         chunks: ChunkRange,
         pool: Pool,
+        errors: ErrorsOfOthers,
         then: Waiter<Result<bool>>,
     ) {
         let mut then = Some(then);
@@ -294,9 +303,12 @@ impl Cache {
                 let then = then.take().expect("this step waits or goes on, not both");
                 Box::new(move |landed| {
                     let again = pool.clone();
-                    pool.submit(Box::new(move || match landed {
-                        Ok(()) => cache.ensure(serving, chunks, again, then),
-                        Err(e) => then(Err(e)),
+                    pool.submit(Box::new(move || match (landed, errors) {
+                        (Ok(()), _) => cache.ensure(serving, chunks, again, errors, then),
+                        (Err(_), ErrorsOfOthers::ToBeTriedAgain) => {
+                            cache.ensure(serving, chunks, again, ErrorsOfOthers::Final, then);
+                        }
+                        (Err(e), ErrorsOfOthers::Final) => then(Err(e)),
                     }));
                 })
             };
@@ -380,7 +392,7 @@ impl Cache {
             // After a bypass the next one tries for itself, and will bypass as well.
             _ => Ok(()),
         };
-        leads.into_iter().for_each(|lead| lead.finish(landed.clone()));
+        super::flight::finish_all(leads, &landed);
         step
     }
 

@@ -456,8 +456,9 @@ impl Setup<'_> {
     fn check_format(&self) -> Result<()> {
         let ours = format_text();
         match read_text(self.io, &self.path.join("FORMAT")) {
-            // Empty: a daemon that starts just now is writing it, or one died there.
-            Ok(text) if text == ours || text.is_empty() => Ok(()),
+            // Empty: a daemon that starts just now is writing it, or one died there; after a power cut the length may have
+            // reached the disk without the bytes.
+            Ok(text) if text == ours || text.bytes().all(|b| b == 0) => Ok(()),
             Ok(text) => Err(Error::new(
                 ErrorKind::Invalid,
                 "",
@@ -481,7 +482,10 @@ impl Setup<'_> {
         if read_text(self.io, &file).is_ok_and(|text| text == format_text()) {
             return Ok(());
         }
-        write_text(self.io, &file, &format_text())
+        write_text(self.io, &file, &format_text())?;
+        // Before anything else is made: a power cut must not leave a directory that has all but the mark of being ours.
+        let dir = open_dir(self.io, self.path)?;
+        self.io.sync_fs(&dir).map_err(|e| os_error("sync", self.path, e))
     }
 
     fn take_lock(&self) -> Result<OwnedFd> {

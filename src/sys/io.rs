@@ -91,17 +91,30 @@ pub enum Outcome<'a> {
     Done,
     /// An open file.
     Opened(BorrowedFd<'a>),
-    /// These bytes, which may still be changed.
-    Read(&'a mut [u8]),
+    /// These bytes.
+    Read(&'a [u8]),
     /// So many bytes were written.
     Wrote(usize),
 }
 
+/// How a call may pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    /// Bytes that may move at most.
+    pub most: usize,
+    /// Whether one bit of what is read becomes another.
+    pub flip: bool,
+}
+
+impl Pass {
+    /// As if nobody stood there.
+    pub const WHOLE: Self = Self { most: usize::MAX, flip: false };
+}
+
 /// Who stands between the callers and the kernel: a test.
 pub trait Between: Send + Sync {
-    /// Before a call. An error is the answer, and the call is not made; otherwise so many bytes may move at most
-    /// (`usize::MAX`: as many as were asked for).
-    fn before(&self, call: &Call<'_>) -> Result<usize>;
+    /// Before a call. An error is the answer, and the call is not made.
+    fn before(&self, call: &Call<'_>) -> Result<Pass>;
 
     /// After a call that succeeded.
     fn after(&self, call: &Call<'_>, outcome: Outcome<'_>);
@@ -350,8 +363,7 @@ impl Io {
         outcome: impl for<'a> Fn(&'a mut T) -> Outcome<'a>,
     ) -> Result<T> {
         let Some(between) = &self.0 else { return make(usize::MAX) };
-        let most = between.before(call)?;
-        let mut answer = make(most)?;
+        let mut answer = make(between.before(call)?.most)?;
         between.after(call, outcome(&mut answer));
         Ok(answer)
     }
@@ -378,9 +390,12 @@ impl Io {
         make: impl Fn(&mut [u8]) -> Result<usize>,
     ) -> Result<usize> {
         let Some(between) = &self.0 else { return make(buffer) };
-        let most = between.before(call)?.min(buffer.len());
-        let n = make(&mut buffer[..most])?;
-        between.after(call, Outcome::Read(&mut buffer[..n]));
+        let pass = between.before(call)?;
+        let n = make(&mut buffer[..pass.most.min(call.len)])?;
+        if pass.flip && n > 0 {
+            buffer[n / 2] ^= 0x10;
+        }
+        between.after(call, Outcome::Read(&buffer[..n]));
         Ok(n)
     }
 }
@@ -430,17 +445,19 @@ mod tests {
     struct Told {
         answers: Mutex<VecDeque<Result<usize>>>,
         seen: Mutex<Vec<Op>>,
+        read: Mutex<Vec<u8>>,
     }
 
     impl Between for Told {
-        fn before(&self, call: &Call<'_>) -> Result<usize> {
+        fn before(&self, call: &Call<'_>) -> Result<Pass> {
             self.seen.lock().push(call.op);
-            self.answers.lock().pop_front().unwrap_or(Ok(usize::MAX))
+            let most = self.answers.lock().pop_front().unwrap_or(Ok(usize::MAX))?;
+            Ok(Pass { most, flip: call.op == Op::RingRead })
         }
 
         fn after(&self, _: &Call<'_>, outcome: Outcome<'_>) {
             if let Outcome::Read(bytes) = outcome {
-                bytes.reverse();
+                self.read.lock().extend_from_slice(bytes);
             }
         }
     }
@@ -457,7 +474,7 @@ mod tests {
         assert_eq!(io.write(&file, b"abcd", 0), Ok(2));
         let mut buffer = [0; 4];
         assert_eq!(io.read(&file, &mut buffer, 0), Ok(2));
-        assert_eq!(&buffer, b"ba\0\0");
+        assert_eq!((&buffer, &told.read.lock()[..]), (b"ab\0\0", &b"ab"[..]));
         assert_eq!(io.stat(&file).err(), Some(Errno::IO));
         assert_eq!(io.stat(&file).unwrap().st_size, 2);
         assert_eq!(*told.seen.lock(), [Op::Write, Op::Write, Op::Read, Op::Read, Op::Stat, Op::Stat]);
@@ -477,10 +494,11 @@ mod tests {
     #[test]
     fn answers_of_a_ring_pass_too() {
         let file = tempfile::tempfile().unwrap();
+        // 'b' with a bit changed is 'r'.
         let (io, told) = told([Ok(3), Err(Errno::NOSPC)]);
         let mut buffer = *b"abcdef";
         assert_eq!(io.ring_read(&file, &mut buffer, 0, Ok(6)), Ok(3));
-        assert_eq!(&buffer, b"cbadef");
+        assert_eq!(&buffer, b"arcdef");
         assert_eq!(io.ring_write(&file, &buffer, 0, Ok(6)), Err(Errno::NOSPC.raw_os_error()));
         assert_eq!(io.ring_write(&file, &buffer, 0, Err(5)), Err(5));
         assert_eq!(Io::default().ring_read(&file, &mut buffer, 0, Ok(6)), Ok(6));

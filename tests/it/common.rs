@@ -15,6 +15,7 @@ use warmfs::fs::{self, Door, Entry, Fs, Reply};
 use warmfs::policy::{Eviction, Lru, NeverEvict};
 use warmfs::stats::Stats;
 use warmfs::store::{CacheDir, Index};
+use warmfs::sys::io::Io;
 use warmfs::types::{Attr, Error, FileKind, KernelRef, NodeId, Result};
 
 pub const MIB: u64 = 1 << 20;
@@ -47,6 +48,11 @@ pub struct Options {
     pub engine: Engine,
     /// Where the cache is; `None`: in the world's own directory.
     pub cache_dir: Option<PathBuf>,
+    /// Where everything else is; `None`: where temporary files are.
+    pub base_dir: Option<PathBuf>,
+    /// The calls on files of the SSD, and of the source.
+    pub ssd: Io,
+    pub source: Io,
 }
 
 impl Default for Options {
@@ -67,6 +73,9 @@ impl Default for Options {
             identity: None,
             engine: Engine::Pread,
             cache_dir: None,
+            base_dir: None,
+            ssd: Io::default(),
+            source: Io::default(),
         }
     }
 }
@@ -99,7 +108,8 @@ impl World {
 
     /// Not started yet.
     pub fn stopped(options: Options) -> Self {
-        let dir = tempfile::Builder::new().prefix("warmfs-it-").tempdir().unwrap();
+        let base = options.base_dir.clone().unwrap_or_else(std::env::temp_dir);
+        let dir = tempfile::Builder::new().prefix("warmfs-it-").tempdir_in(base).unwrap();
         std::fs::create_dir(dir.path().join("src")).unwrap();
         Self { dir, options, running: None }
     }
@@ -117,7 +127,7 @@ impl World {
     pub fn try_start(&mut self) -> Result<()> {
         assert!(self.running.is_none());
         let o = &self.options;
-        let local = LocalSource::new(&self.src(""), o.identity)?;
+        let local = LocalSource::through(o.source.clone(), &self.src(""), o.identity)?;
         let (source, faults): (Arc<dyn Source>, Handle) = match o.engine {
             Engine::Pread => {
                 let (source, faults) = FaultySource::new(local);
@@ -128,7 +138,7 @@ impl World {
                 (Arc::new(local), FaultySource::new(LocalSource::new(&self.src(""), o.identity)?).1)
             }
         };
-        let dir = Arc::new(CacheDir::open(&self.cache_dir(), &self.src(""))?);
+        let dir = Arc::new(CacheDir::open_through(o.ssd.clone(), &self.cache_dir(), &self.src(""))?);
         let loaded = Index::open(dir.io(), &dir.index_path())?;
         let engine: Arc<dyn FillEngine> = match o.engine {
             Engine::Pread => Arc::new(PreadEngine::new()),

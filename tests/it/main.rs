@@ -4,11 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod disk;
 mod faults;
+mod faulty_io;
 #[path = "../figures.rs"]
 mod figures;
 mod fs_model;
+mod power_loss;
 mod restart;
+mod seam;
 mod single_flight;
 mod space;
 mod tidy;
