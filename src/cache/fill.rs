@@ -115,7 +115,9 @@ impl Cache {
         }
         let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
-        match self.copy_whole(want, opened, Arc::new(fd)) {
+        let fd = Arc::new(fd);
+        let stamp = || self.dir.stamp(&fd, number, want.version.size).map_err(Stop::Ssd);
+        match self.copy_whole(want, opened, fd.clone()).and_then(|chunks| stamp().map(|()| chunks)) {
             Ok(chunks) => {
                 self.ssd.worked();
                 self.stats.ssd_bytes_written.add(want.version.size);
@@ -204,11 +206,16 @@ impl Cache {
         let waiter = || then.take().expect("asked for once at most");
         let Some(lead) = self.begins.join((want.id, want.version), waiter) else { return };
         let result = self.begin_now(want).map(Arc::new);
-        // Before the flight ends: who comes after it finds the file open.
-        if let Some(then) = then {
+        let Some(then) = then else { return };
+        if result.is_ok() {
+            // Before the flight ends: who comes after it finds the file open.
             then(result.clone());
+            lead.finish(result);
+        } else {
+            // After it: who is told of an error and asks again is not to be told of the same one.
+            lead.finish(result.clone());
+            then(result);
         }
-        lead.finish(result);
     }
 
     fn begin_now(&self, want: &Want) -> std::result::Result<Serving, FillError> {

@@ -3,11 +3,13 @@
 //! A commit of its own for every file would make a cold epoch wait for the disk's flushes; once a second costs a crash
 //! at most a second of fills, which are then fetched again. The order is the promise: data first (`syncfs`), index
 //! after.
+//!
+//! An index whose file was removed is opened anew and given everything that is cached ([`super::mend`]).
 
-use super::{Cache, FileMap};
+use super::Cache;
 use crate::stats::Stats;
-use crate::store::{CacheDir, Change, Index};
-use crate::types::FileId;
+use crate::store::{CacheDir, CacheFile, Change, Index};
+use crate::types::{FileId, Result};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -16,17 +18,29 @@ use std::time::Duration;
 /// Time between two commits while something changes.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Time to the next try after a commit that failed: a disk that is full or read-only stays so for a while.
+const AFTER_FAULT: Duration = Duration::from_secs(5);
+
+/// Time between two looks at the directory while nothing changes.
+const LOOK_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The way into the index.
 pub struct Journal {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    index: Mutex<Index>,
+    index: Mutex<Slot>,
     dir: Arc<CacheDir>,
     stats: Arc<Stats>,
     state: Mutex<State>,
     wake: Condvar,
+}
+
+/// The index, and which file it is.
+struct Slot {
+    index: Index,
+    inode: Option<(u64, u64)>,
 }
 
 #[derive(Default)]
@@ -37,8 +51,8 @@ struct State {
 
 impl Journal {
     pub(super) fn new(index: Index, dir: Arc<CacheDir>, stats: Arc<Stats>) -> Self {
-        let shared =
-            Shared { index: Mutex::new(index), dir, stats, state: Mutex::default(), wake: Condvar::new() };
+        let index = Mutex::new(Slot { index, inode: dir.index_inode() });
+        let shared = Shared { index, dir, stats, state: Mutex::default(), wake: Condvar::new() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -63,18 +77,36 @@ impl Journal {
     }
 
     /// Commits now.
-    pub(super) fn flush(&self, files: &FileMap) {
-        self.shared.commit(files);
+    pub(super) fn flush(&self, cache: &Cache) {
+        self.shared.commit(cache);
     }
 
-    /// Commits, and notes that this stop was clean. What nobody has looked at since an unclean stop stays in doubt.
-    pub(super) fn stop(&self, files: &FileMap, order: &[FileId]) {
+    /// Whether the index still has its name in the directory.
+    pub(super) fn has_its_name(&self) -> bool {
+        self.shared.index.lock().inode == self.shared.dir.index_inode()
+    }
+
+    /// Writes the index anew, with everything that is cached.
+    pub(super) fn renew(&self, cache: &Cache) -> Result<()> {
+        self.shared.open_anew(&cache.files.all())?;
+        self.shared.commit(cache);
+        Ok(())
+    }
+
+    /// Commits, and notes that this stop was clean. What nobody has looked at since an unclean stop stays in doubt, and what
+    /// was not read back since it was written is remembered.
+    pub(super) fn stop(&self, cache: &Cache, order: &[FileId]) {
         self.shared.state.lock().stopped = true;
         self.shared.wake.notify_all();
-        let trusted = !files.all().iter().any(|file| file.is_doubtful());
-        if self.shared.commit(files)
-            && let Err(e) = self.shared.index.lock().close(order, trusted)
-        {
+        // Those that are not complete are in doubt after every start.
+        let trusted = !cache.files.all().iter().any(|file| file.is_complete() && file.is_doubtful());
+        if !self.shared.commit(cache) {
+            return;
+        }
+        let note = cache.scrub.stop();
+        let index = &mut self.shared.index.lock().index;
+        let noted = note.map_or(Ok(()), |note| index.set_scrub_note(&note));
+        if let Err(e) = noted.and_then(|()| index.close(order, trusted)) {
             tracing::warn!("the index could not be closed, the next start will verify what it opens: {e}");
         }
     }
@@ -99,48 +131,69 @@ impl Shared {
     }
 
     fn run(&self, cache: &Weak<Cache>) {
-        loop {
-            {
-                let mut state = self.state.lock();
-                while state.changed.is_empty() && !state.stopped {
-                    self.wake.wait(&mut state);
-                }
-                if state.stopped {
-                    return;
-                }
-                // Something changed: let more of it come together.
-                self.wake.wait_while_for(&mut state, |s| !s.stopped, INTERVAL);
-                if state.stopped {
-                    return;
-                }
-            }
+        let mut settle = INTERVAL;
+        while let Some(is_due) = self.wait(settle) {
             let Some(cache) = cache.upgrade() else { return };
-            self.commit(&cache.files);
-            cache.budget.set_overhead(self.dir.overhead_bytes());
-            cache.shrink_to_budget();
+            cache.mend();
+            if is_due {
+                settle = if self.commit(&cache) { INTERVAL } else { AFTER_FAULT };
+                cache.budget.set_overhead(self.dir.overhead_bytes());
+                cache.shrink_to_budget();
+            }
         }
     }
 
+    /// Waits until something changed and `settle` more, so that more of it comes together; or, `false`, until it is time
+    /// for a look. `None`: the end.
+    fn wait(&self, settle: Duration) -> Option<bool> {
+        let mut state = self.state.lock();
+        if state.changed.is_empty() && !state.stopped {
+            self.wake.wait_while_for(&mut state, |s| s.changed.is_empty() && !s.stopped, LOOK_INTERVAL);
+        }
+        let is_due = !state.changed.is_empty();
+        if is_due {
+            self.wake.wait_while_for(&mut state, |s| !s.stopped, settle);
+        }
+        (!state.stopped).then_some(is_due)
+    }
+
     /// Writes all changes up to now. `false` if they could not be written; they stay to be tried again.
-    fn commit(&self, files: &FileMap) -> bool {
+    fn commit(&self, cache: &Cache) -> bool {
         // The index lock first: two commits of the same change must not pass each other.
-        let mut index = self.index.lock();
+        let mut slot = self.index.lock();
         let ids = std::mem::take(&mut self.state.lock().changed);
         if ids.is_empty() {
             return true;
         }
-        let change = |id: &FileId| match files.get(*id).and_then(|file| file.record()) {
+        let change = |id: &FileId| match cache.files.get(*id).and_then(|file| file.record()) {
             Some(record) => (*id, Change::Put(record)),
             None => (*id, Change::Remove),
         };
         let changes: Vec<_> = ids.iter().map(change).collect();
-        let written =
-            self.dir.sync().and_then(|()| index.commit(changes.iter().map(|(id, change)| (*id, change))));
-        if let Err(e) = &written {
+        let written = self
+            .dir
+            .sync()
+            .and_then(|()| slot.index.commit(changes.iter().map(|(id, change)| (*id, change))));
+        if let Err(e) = written {
             self.stats.cache_errors.inc();
             tracing::debug!("index not written: {e}");
             self.state.lock().changed.extend(ids);
+            return false;
         }
-        written.is_ok()
+        // Only what is complete: a file that is still being filled would be read back at every commit.
+        let is_complete = |c: &&(FileId, Change)| matches!(&c.1, Change::Put(record) if record.is_complete());
+        cache.scrub.written(changes.iter().filter(is_complete).map(|(id, _)| *id));
+        true
+    }
+
+    /// Opens the index anew under its name, and notes that all it should say is to be written.
+    fn open_anew(&self, files: &[Arc<CacheFile>]) -> Result<()> {
+        let mut slot = self.index.lock();
+        let loaded = Index::open(self.dir.io(), &self.dir.index_path())?;
+        *slot = Slot { index: loaded.index, inode: self.dir.index_inode() };
+        let mut state = self.state.lock();
+        state.changed.extend(files.iter().map(|file| file.id()));
+        state.changed.extend(loaded.records.iter().map(|(id, _)| *id));
+        Ok(())
     }
 }

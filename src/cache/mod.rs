@@ -10,18 +10,24 @@
 //! | [`space`] | room for a fill, by evicting |
 //! | [`journal`] | what changed goes into the index, in batches, after the data |
 //! | [`verify`] | re-hashes what is cached |
+//! | [`scrub`] | the same in the background, slowly and for ever |
+//! | [`disk`] | reads what the SSD has, past the page cache |
+//! | [`mend`] | a cache directory that somebody removed is made anew |
 //! | [`warm`] | fills whole trees |
 //!
 //! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
 //! becomes a counter and a read from the source.
 #![forbid(unsafe_code)]
 
+pub mod disk;
 pub mod engine;
 pub mod fill;
 pub mod flight;
 pub mod journal;
+pub mod mend;
 pub mod pool;
 pub mod read;
+pub mod scrub;
 pub mod space;
 pub mod verify;
 pub mod warm;
@@ -81,6 +87,7 @@ pub struct Cache {
     begins: FlightTable<(FileId, FileVersion), std::result::Result<Arc<Serving>, FillError>>,
     chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
     journal: Journal,
+    scrub: scrub::Scrub,
     background: Pool,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
@@ -98,18 +105,23 @@ impl Cache {
         policy: Box<dyn Eviction>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let Loaded { index, records, damaged, order, clean, lost: _ } = loaded;
+        let Loaded { mut index, records, damaged, order, clean, lost: _ } = loaded;
         stats.cache_errors.add(damaged);
         let next = records.iter().map(|(_, r)| r.number + 1).max().unwrap_or(0);
         dir.start_numbers_at(next);
-        if !clean {
+        // What the index has lost is on the disk all the same.
+        if !clean || damaged > 0 {
             let removed = dir.sweep(&records.iter().map(|(_, r)| r.number).collect::<HashSet<_>>())?;
             // A new cache has nothing to be said of.
+            let why = if clean { "the index was damaged" } else { "the last stop was not clean" };
             if removed > 0 || !records.is_empty() {
-                tracing::info!("the last stop was not clean: {removed} unfinished files removed");
+                tracing::info!("{why}: {removed} unfinished files removed");
             }
         }
+        // After a stop that was not clean it is of another time.
+        let note = index.scrub_note().filter(|_| clean);
         let cache = Arc::new(Self {
+            scrub: scrub::Scrub::new(note, records.is_empty()),
             budget: Budget::new(settings.bytes_max, settings.files_max),
             ram: RamWindow::new(settings.ram_window_bytes),
             settings,
@@ -144,6 +156,8 @@ impl Cache {
                 true => disk_bytes(record.version.size),
                 false => self.dir.data_bytes(record.number),
             };
+            // A file that is not complete bears no stamp: its chunks are looked at as they are read.
+            let trusted = trusted && record.is_complete();
             let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
             self.files.insert(file);
             policy.inserted(*id);
@@ -185,6 +199,20 @@ impl Cache {
             self.ssd.say(&format_args!("cached copy dropped: {e}"));
             self.drop_file(file);
         })
+    }
+
+    /// Whether the data file of a complete copy is the one that was written; asked before the kernel reads it by itself. One
+    /// that somebody has changed or put in its place is dropped.
+    pub fn is_as_written(&self, file: &Arc<CacheFile>) -> bool {
+        let crate::store::Place::Ssd { number } = file.place() else { return true };
+        let is = self.dir.is_as_stamped(*number, file.size());
+        if !is {
+            self.stats.cache_errors.inc();
+            let path = crate::types::escape_bytes(file.path());
+            self.ssd.say(&format_args!("cached copy of {path} is not as it was written, dropped"));
+            self.drop_file(file);
+        }
+        is
     }
 
     /// Drops a cached file because it is in doubt; who uses it keeps what it has open.
@@ -342,12 +370,16 @@ impl Cache {
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);
         }
-        self.journal.stop(&self.files, &self.policy.lock().order());
+        // A directory that was removed whole is not wanted any more.
+        if !self.dir.is_removed() {
+            self.mend();
+        }
+        self.journal.stop(self, &self.policy.lock().order());
     }
 
     /// Writes what changed to the index now rather than in a moment.
     pub fn flush(&self) {
-        self.journal.flush(&self.files);
+        self.journal.flush(self);
     }
 
     /// Registers or forgets what the kernel's door attaches to a file.

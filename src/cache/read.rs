@@ -3,6 +3,9 @@
 //! Used where the kernel does not read by itself: files that are partly cached, and every file where passthrough
 //! cannot be had. What is in the page cache of the SSD's file system is answered at once on the caller's thread; all
 //! else goes to a pool, and a reader that waits for another's fetch holds no thread while it waits.
+//!
+//! Each chunk is hashed at its first read since the file was opened, so that what comes this way is what was written, or
+//! comes from the source. It is not hashed again while the file stays open: the kernel keeps what it was given.
 
 use super::engine::{Copy, CopyError};
 use super::fill::{FillError, Want, path_of};
@@ -12,7 +15,7 @@ use super::{Cache, abandoned};
 use crate::backing::SourceFile;
 use crate::policy::StreamTracker;
 use crate::store::file::Need;
-use crate::store::{CacheFile, Chunk, FileUse, Reservation, disk_bytes};
+use crate::store::{CacheFile, Chunk, FileUse, Place, Reservation, disk_bytes};
 use crate::types::{
     Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, chunk_range, escape_bytes,
 };
@@ -21,6 +24,7 @@ use rustix::io::Errno;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Gets the bytes, or the errno for the reader.
 pub type ReadDone = Box<dyn FnOnce(Result<&[u8]>) + Send>;
@@ -28,11 +32,47 @@ pub type ReadDone = Box<dyn FnOnce(Result<&[u8]>) + Send>;
 /// What the open handles of a node read from. One version of one file, for as long as any of them is open.
 pub enum Serving {
     /// A complete copy.
-    Kept(FileUse),
+    Kept(Kept),
     /// A copy that is still being made, or that must be verified chunk by chunk.
     Partial(Partial),
     /// The source itself.
     Source(Opened),
+}
+
+/// A complete copy, and what of it was looked at.
+pub struct Kept {
+    file: FileUse,
+    seen: Seen,
+}
+
+impl Kept {
+    /// Which content.
+    pub fn version(&self) -> FileVersion {
+        self.file.version()
+    }
+}
+
+/// Which chunks were found to be right since the file was opened.
+struct Seen(Box<[AtomicU64]>);
+
+impl Seen {
+    fn none_of(file: &CacheFile) -> Self {
+        Self((0..file.all().end.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    fn mark(&self, index: ChunkIndex) {
+        if let Some(word) = self.0.get(index as usize / 64) {
+            word.fetch_or(1 << (index % 64), Ordering::Relaxed);
+        }
+    }
+
+    fn first_unseen(&self, chunks: ChunkRange) -> Option<ChunkIndex> {
+        let is_unseen = |i: &ChunkIndex| {
+            let word = self.0.get(*i as usize / 64).map(|word| word.load(Ordering::Relaxed));
+            word.is_some_and(|word| word & (1 << (i % 64)) == 0)
+        };
+        (chunks.start..chunks.end).find(is_unseen)
+    }
 }
 
 /// An open file of the source and what it looked like when it was opened.
@@ -47,6 +87,7 @@ pub struct Opened {
 /// A copy in the making.
 pub struct Partial {
     pub(super) file: FileUse,
+    seen: Seen,
     source: Mutex<Option<Opened>>,
     tracker: Mutex<StreamTracker>,
 }
@@ -61,15 +102,48 @@ impl Partial {
 impl Serving {
     /// A copy in the making; its source is opened when it is first needed, unless it is already.
     pub fn partial(file: FileUse, source: Option<Opened>) -> Self {
-        Self::Partial(Partial { file, source: Mutex::new(source), tracker: Mutex::default() })
+        let seen = Seen::none_of(&file);
+        Self::Partial(Partial { file, seen, source: Mutex::new(source), tracker: Mutex::default() })
+    }
+
+    /// A complete copy that is read through us.
+    pub fn kept(file: FileUse) -> Self {
+        let seen = Seen::none_of(&file);
+        Self::Kept(Kept { file, seen })
+    }
+
+    /// A complete copy that the kernel reads by itself.
+    pub fn handed_over(file: FileUse) -> Self {
+        Self::Kept(Kept { file, seen: Seen(Box::default()) })
     }
 
     /// The cached file, if there is one.
     pub fn file(&self) -> Option<&FileUse> {
         match self {
-            Self::Kept(file) => Some(file),
+            Self::Kept(kept) => Some(&kept.file),
             Self::Partial(partial) => Some(&partial.file),
             Self::Source(_) => None,
+        }
+    }
+
+    /// The first of these chunks that nobody has looked at since the file was opened. What is in RAM needs no look.
+    fn first_unseen(&self, chunks: ChunkRange) -> Option<ChunkIndex> {
+        let (file, seen) = match self {
+            Self::Kept(kept) => (&kept.file, &kept.seen),
+            Self::Partial(partial) => (&partial.file, &partial.seen),
+            Self::Source(_) => return None,
+        };
+        match file.place() {
+            Place::Ssd { .. } => seen.first_unseen(chunks),
+            Place::Ram(_) => None,
+        }
+    }
+
+    fn mark_seen(&self, index: ChunkIndex) {
+        match self {
+            Self::Kept(kept) => kept.seen.mark(index),
+            Self::Partial(partial) => partial.seen.mark(index),
+            Self::Source(_) => {}
         }
     }
 
@@ -81,7 +155,7 @@ impl Serving {
 
     fn size(&self) -> u64 {
         match self {
-            Self::Kept(file) => file.size(),
+            Self::Kept(kept) => kept.file.size(),
             Self::Partial(partial) => partial.file.size(),
             Self::Source(opened) => opened.attr.size,
         }
@@ -152,17 +226,44 @@ impl Cache {
         if file.need(range.chunks()).is_some() {
             return Some(then);
         }
+        // One chunk that is new is read whole, to look at it first; more of them are for a thread that may wait.
+        let (chunks, unseen) = (range.chunks(), serving.first_unseen(range.chunks()));
+        if unseen.is_some() && chunks.len() > 1 {
+            return Some(then);
+        }
+        let whole = unseen.map_or(range, |index| chunk_range(index, file.size()));
         let Ok(fd) = self.open_data(file) else { return Some(then) };
-        with_buffer(range.len() as usize, |buffer| {
-            match self.dir.io().read_cached(&*fd, buffer, range.start) {
-                Ok(n) if n as u64 == range.len() => {
-                    self.count_read(serving, true);
-                    then(Ok(buffer));
-                    None
-                }
-                _ => Some(then),
+        with_buffer(whole.len() as usize, |buffer| {
+            match self.dir.io().read_cached(&*fd, buffer, whole.start) {
+                Ok(n) if n as u64 == whole.len() => {}
+                _ => return Some(then),
             }
+            if let Some(index) = unseen {
+                if !is_hash_of(file.chunk(index), buffer) {
+                    return Some(then);
+                }
+                serving.mark_seen(index);
+            }
+            self.count_read(serving, true);
+            let start = (range.start - whole.start) as usize;
+            then(Ok(&buffer[start..start + range.len() as usize]));
+            None
         })
+    }
+
+    /// Looks at chunks that are new. `false`: one is damaged, and whoever wants it must turn to the source.
+    fn look_first(&self, serving: &Serving, file: &FileUse, chunks: ChunkRange) -> bool {
+        while let Some(index) = serving.first_unseen(chunks) {
+            if !matches!(self.verify_chunk(file, index), Ok(true)) {
+                // One that is complete may be open elsewhere: it is fetched anew as another file.
+                if let Serving::Kept(_) = serving {
+                    self.drop_file(file);
+                }
+                return false;
+            }
+            serving.mark_seen(index);
+        }
+        true
     }
 
     fn read_slow(self: Arc<Self>, serving: Arc<Serving>, range: ByteRange, pool: Pool, then: ReadDone) {
@@ -182,7 +283,7 @@ impl Cache {
         match &*serving {
             Serving::Source(_) => self.read_source(&serving, range, then),
             // Damage was found since it was opened.
-            Serving::Kept(file) if file.need(range.chunks()).is_some() => {
+            Serving::Kept(kept) if kept.file.need(range.chunks()).is_some() => {
                 self.read_source(&serving, range, then)
             }
             _ => self.read_file(&serving, range, then),
@@ -201,8 +302,8 @@ impl Cache {
     /// From the data file, which has everything; from the source if the SSD fails.
     fn read_file(&self, serving: &Serving, range: ByteRange, then: ReadDone) {
         let Some(file) = serving.file() else { return self.read_source(serving, range, then) };
-        // Found damaged since it was opened.
-        if file.need(range.chunks()).is_some() {
+        // Found damaged since it was opened, or now.
+        if file.need(range.chunks()).is_some() || !self.look_first(serving, file, range.chunks()) {
             return self.read_source(serving, range, then);
         }
         let Ok(fd) = self.open_data(file) else { return self.read_source(serving, range, then) };
@@ -248,7 +349,7 @@ impl Cache {
     fn opened(&self, serving: &Serving) -> Result<Opened> {
         match serving {
             Serving::Source(opened) => Ok(opened.clone()),
-            Serving::Kept(file) => self.open_source_of(file),
+            Serving::Kept(kept) => self.open_source_of(&kept.file),
             Serving::Partial(partial) => {
                 if let Some(opened) = partial.source.lock().clone() {
                     return Ok(opened);
@@ -349,7 +450,10 @@ impl Cache {
         match partial.file.need(chunks) {
             None => Step::Ready,
             Some(Need::Verify(index)) => match self.verify_chunk(&partial.file, index) {
-                Ok(true) => Step::Again,
+                Ok(true) => {
+                    partial.seen.mark(index);
+                    Step::Again
+                }
                 Ok(false) => {
                     // To be fetched anew, into the same place: a doubtful file is read by nobody but us.
                     partial.file.set_missing(index);
@@ -428,9 +532,18 @@ impl Cache {
         let bytes = extent.bytes(file.size()).len();
         self.stats.backing_bytes_read.add(bytes);
         self.stats.ssd_bytes_written.add(bytes);
-        written.iter().for_each(|(index, hash)| file.set_present(*index, *hash.as_bytes()));
+        for (index, hash) in written {
+            file.set_present(index, *hash.as_bytes());
+            partial.seen.mark(index);
+        }
         if file.is_complete() {
             self.stats.fills.inc();
+            if let Place::Ssd { number } = file.place()
+                && let Err(e) = self.dir.stamp(&target, *number, file.size())
+            {
+                // It will not be recognised, and fetched again, when it is opened next.
+                self.ssd_failed(&e);
+            }
         }
         self.journal.changed(file.id());
         Ok(true)
@@ -496,11 +609,15 @@ impl Cache {
     }
 }
 
+fn is_hash_of(chunk: Chunk, bytes: &[u8]) -> bool {
+    matches!(chunk, Chunk::Present { hash, .. } if hash == *blake3::hash(bytes).as_bytes())
+}
+
 /// Flights of chunks are per data file: another version is another file.
 fn flight_key(file: &CacheFile) -> u64 {
     match file.place() {
-        crate::store::Place::Ssd { number } => *number,
-        crate::store::Place::Ram(_) => u64::MAX,
+        Place::Ssd { number } => *number,
+        Place::Ram(_) => u64::MAX,
     }
 }
 

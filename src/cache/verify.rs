@@ -1,9 +1,15 @@
 //! Re-hashes what is cached and drops what is wrong.
+//!
+//! `warmfs verify` looks at what the SSD has ([`super::disk`]), as the scrub does, only at once and at full speed. A copy
+//! that must be verified before it is opened is read through the page cache instead: those are the bytes that its
+//! reader gets in a moment.
 
 use super::Cache;
+use super::disk::{DiskFile, DiskReader};
+use super::scrub::Found;
 use crate::store::index::Loaded;
 use crate::store::{CacheDir, CacheFile, Change, Chunk, Record};
-use crate::types::{CHUNK_BYTES, Error, ErrorKind, Result, chunk_range, escape_bytes};
+use crate::types::{Error, ErrorKind, Result, chunk_range, escape_bytes};
 use serde::Serialize;
 use std::path::Path;
 use std::sync::Arc;
@@ -27,14 +33,16 @@ impl Cache {
     pub fn verify(&self, paths: &[&Path], progress: &mut dyn FnMut(&VerifyReport) -> bool) -> VerifyReport {
         let files: Vec<_> = self.all_files().into_iter().filter(|f| is_below(f, paths)).collect();
         let mut report = VerifyReport { files_total: files.len() as u64, ..VerifyReport::default() };
+        let mut reader = DiskReader::new();
         for file in files {
-            // In use while it is read: not evicted under our eyes. One that is being evicted needs no look.
-            let Some(used) = file.use_it() else { continue };
-            report.files += 1;
-            report.bytes += used.cached_bytes();
-            if !self.verify_file(&used) {
-                report.damaged.push(escape_bytes(used.path()));
+            match self.look_at_file(&file, &mut reader) {
+                // One that is being evicted needs no look.
+                Found::Gone => continue,
+                Found::Good => {}
+                Found::Damaged => report.damaged.push(escape_bytes(file.path())),
             }
+            report.files += 1;
+            report.bytes += file.cached_bytes();
             if !progress(&report) {
                 break;
             }
@@ -42,7 +50,14 @@ impl Cache {
         report
     }
 
-    /// Verifies one file; one that is damaged is dropped.
+    fn look_at_file(&self, file: &Arc<CacheFile>, reader: &mut DiskReader) -> Found {
+        let mut disk = None;
+        let chunks = 0..file.all().end.max(1);
+        let mut looks = chunks.map(|index| self.look_at_chunk(file, &mut disk, index, reader));
+        looks.find(|found| *found != Found::Good).unwrap_or(Found::Good)
+    }
+
+    /// Verifies one file as its reader will see it; one that is damaged is dropped.
     pub fn verify_file(&self, file: &Arc<CacheFile>) -> bool {
         let present = |i: &u32| matches!(file.chunk(*i), Chunk::Present { .. });
         for index in (file.all().start..file.all().end).filter(present) {
@@ -62,9 +77,10 @@ impl Cache {
 pub fn offline(dir: &CacheDir, mut loaded: Loaded) -> Result<VerifyReport> {
     let mut report = VerifyReport { files_total: loaded.records.len() as u64, ..VerifyReport::default() };
     let mut dropped = Vec::new();
+    let mut reader = DiskReader::new();
     for (id, record) in &loaded.records {
         report.files += 1;
-        match verify_record(dir, record) {
+        match verify_record(dir, record, &mut reader) {
             Ok(bytes) => report.bytes += bytes,
             Err(_) => {
                 report.damaged.push(escape_bytes(&record.path));
@@ -74,21 +90,19 @@ pub fn offline(dir: &CacheDir, mut loaded: Loaded) -> Result<VerifyReport> {
         }
     }
     loaded.index.commit(dropped.iter().map(|(id, change)| (*id, change)))?;
+    loaded.index.set_scrub_note(&super::scrub::note_of_pass())?;
     loaded.index.close(&loaded.order, true)?;
     Ok(report)
 }
 
 /// Hashes what the record says is present; gives the bytes.
-fn verify_record(dir: &CacheDir, record: &Record) -> Result<u64> {
-    let fd = dir.open_data(record.number, record.version.size, false)?;
+fn verify_record(dir: &CacheDir, record: &Record, reader: &mut DiskReader) -> Result<u64> {
+    let mut file = DiskFile::open(dir, record.number, record.version.size)?;
     let mut bytes = 0;
-    let mut buffer = vec![0; CHUNK_BYTES as usize];
     for (index, hash) in record.chunks.iter().enumerate() {
         let Some(hash) = hash else { continue };
         let range = chunk_range(index as u32, record.version.size);
-        let chunk = &mut buffer[..range.len() as usize];
-        let read = dir.io().read_exact(&fd, chunk, range.start);
-        if read.is_err() || blake3::hash(chunk).as_bytes() != hash {
+        if reader.hash(&mut file, range) != Ok(*hash) {
             return Err(Error::new(ErrorKind::Corrupt, "verify", escape_bytes(&record.path)));
         }
         bytes += range.len();

@@ -6,11 +6,11 @@
 
 use super::schema::{
     CacheSettings, CacheSize, Config, EvictPolicy, FreeFloor, IdentitySource, InspectSettings,
-    IoEngineChoice, LogSettings, MetadataSettings, MountSettings, SourceSettings,
+    IoEngineChoice, LogSettings, MetadataSettings, MountSettings, ScrubSettings, SourceSettings,
 };
 use super::values::{
     Parsed, SIZE_BYTES_MAX, auto_or, boolean, cache_size, count, free_floor, log_filter, number, path,
-    patience, size, ttl, word,
+    patience, period, size, ttl, word,
 };
 use std::time::Duration;
 
@@ -98,6 +98,10 @@ pub(super) static KEYS: &[Key] = &[
         "a duration from 1ms to 1d such as 60s"),
     key!(source.hang_after, Word, patience,
         "a duration from 1ms to 1d such as 1s"),
+    key!(scrub.rate, Word, size(0..=SIZE_BYTES_MAX),
+        "a size from 0 (off) to 1024PiB such as 16MiB"),
+    key!(scrub.interval, Word, period,
+        "a duration from 1s to 3650d such as 7d, or off"),
     key!(inspect.list_xattrs, Word, boolean,
         "true, false"),
     key!(log.level, Text, log_filter,
@@ -134,6 +138,7 @@ pub(super) const BLANK: Config = Config {
         timeout: Duration::ZERO,
         hang_after: Duration::ZERO,
     },
+    scrub: ScrubSettings { rate: 0, interval: None },
     inspect: InspectSettings { list_xattrs: false },
     log: LogSettings { level: String::new(), file: None, max_size: 0 },
 };
@@ -182,7 +187,7 @@ mod tests {
         let names: BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
         let variables: BTreeSet<_> = KEYS.iter().map(Key::variable).collect();
         assert_eq!((names.len(), variables.len()), (KEYS.len(), KEYS.len()));
-        assert_eq!(sections(), ["cache", "mount", "metadata", "source", "inspect", "log"]);
+        assert_eq!(sections(), ["cache", "mount", "metadata", "source", "scrub", "inspect", "log"]);
         assert!(!variables.contains("WARMFS_LOG"));
     }
 

@@ -17,6 +17,8 @@ pub struct Config {
     pub metadata: MetadataSettings,
     /// `[source]`: the slow directory behind it.
     pub source: SourceSettings,
+    /// `[scrub]`: looking for damage in the background.
+    pub scrub: ScrubSettings,
     /// `[inspect]`: looking at the cache from outside.
     pub inspect: InspectSettings,
     /// `[log]`: what is written down, and where.
@@ -77,6 +79,15 @@ pub struct SourceSettings {
     pub timeout: Duration,
     /// How long the source may hang before known answers are given from memory.
     pub hang_after: Duration,
+}
+
+/// `[scrub]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScrubSettings {
+    /// Bytes to read back in a second, at most; 0: off.
+    pub rate: u64,
+    /// Between the end of a pass and the begin of the next; `None`: no passes.
+    pub interval: Option<Duration>,
 }
 
 /// `[inspect]`

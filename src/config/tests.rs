@@ -70,6 +70,8 @@ fn the_defaults_are_what_the_contract_says() {
     assert_eq!(config.source.threads, 64);
     assert_eq!(config.source.timeout, Duration::from_secs(60));
     assert_eq!(config.source.hang_after, Duration::from_secs(1));
+    assert_eq!(config.scrub.rate, 16 << 20);
+    assert_eq!(config.scrub.interval, Some(Duration::from_secs(7 * 86_400)));
     assert!(!config.inspect.list_xattrs);
     assert_eq!(config.log.level, "info");
     assert_eq!(config.log.file, None);

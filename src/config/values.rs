@@ -61,6 +61,14 @@ pub(super) fn patience(text: &str) -> Parsed<Duration> {
     within(&range, units::parse_duration(text).map_err(|_| REFUSED)?)
 }
 
+/// How often something is done, or `off`.
+pub(super) fn period(text: &str) -> Parsed<Option<Duration>> {
+    if text == "off" {
+        return Ok(None);
+    }
+    within(&(Duration::from_secs(1)..=TTL_MAX), units::parse_duration(text).map_err(|_| REFUSED)?).map(Some)
+}
+
 /// How long a fact may be believed.
 pub(super) fn ttl(text: &str) -> Parsed<Option<Duration>> {
     match units::parse_ttl(text).map_err(|_| REFUSED)? {

@@ -4,7 +4,8 @@
 //! One thread accepts, each connection has one; a handful of operators does not need an event loop. The promises:
 //! nobody but the daemon's user and root is heard; at most 16 connections live, one more is told so and closed; a
 //! request is at most 1 MiB and complete within 30 s, an answer is read within 10 s a line or the connection goes; a
-//! panic in a handler is an error for its caller and for nobody else; dropping the [`Server`] ends all of it.
+//! panic in a handler is an error for its caller and for nobody else; a socket file that somebody removed is back within
+//! 5 s; dropping the [`Server`] ends all of it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -38,6 +39,9 @@ const BACKLOG: i32 = 64;
 
 /// How long to leave connections in the backlog when accept(2) fails (no descriptors, say), so that it does not spin.
 const ACCEPT_PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+
+/// Between two looks whether the socket file is still there.
+const LOOK_INTERVAL: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// Does what a request asks. Called from several threads at once.
 pub trait Handler: Send + Sync {
@@ -75,7 +79,7 @@ const LIMITS: Limits = Limits {
 /// and cuts the rest off. Not to be dropped from inside a handler, which would wait for itself.
 #[derive(Debug)]
 pub struct Server {
-    dir: OwnedFd,
+    dir: Arc<Mutex<OwnedFd>>,
     path: PathBuf,
     wake: Arc<OwnedFd>,
     shared: Arc<Shared>,
@@ -116,14 +120,16 @@ impl Server {
             connections: Mutex::new(HashMap::new()),
             ended: Condvar::new(),
         });
+        let dir = Arc::new(Mutex::new(dir_fd));
+        let door = Doorway { listener, dir: dir.clone(), path: path.clone() };
         let acceptor = std::thread::Builder::new()
             .name("control".into())
             .spawn({
                 let (wake, shared) = (wake.clone(), shared.clone());
-                move || accept_loop(&listener, &wake, &shared)
+                move || accept_loop(door, &wake, &shared)
             })
             .map_err(|e| name(&e, "start a thread for"))?;
-        Ok(Self { dir: dir_fd, path, wake, shared, acceptor: Some(acceptor) })
+        Ok(Self { dir, path, wake, shared, acceptor: Some(acceptor) })
     }
 
     /// The socket's absolute path: what the xattr `user.warmfs.control` says.
@@ -135,7 +141,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // First the name, so that whoever comes now hears "not mounted" and not a closed connection.
-        if let Err(e) = rustix::fs::unlinkat(&self.dir, SOCKET_NAME, AtFlags::empty()) {
+        if let Err(e) = rustix::fs::unlinkat(&*self.dir.lock(), SOCKET_NAME, AtFlags::empty()) {
             tracing::debug!(error = %e, "control socket was already removed");
         }
         self.shared.stopping.store(true, Ordering::Release);
@@ -213,13 +219,48 @@ fn bind(dir: &OwnedFd) -> io::Result<UnixListener> {
     Ok(UnixListener::from(socket))
 }
 
-fn accept_loop(listener: &UnixListener, wake: &OwnedFd, shared: &Arc<Shared>) {
+/// Where connections come in.
+struct Doorway {
+    listener: UnixListener,
+    dir: Arc<Mutex<OwnedFd>>,
+    path: PathBuf,
+}
+
+impl Doorway {
+    /// Binds the socket anew if nothing bears its name any more: somebody removed it, or the directory with it, or moved
+    /// the directory away. Only in a directory that is the user's own, and never over something that lies there.
+    fn mend(&mut self, own_uid: Uid) {
+        let (Some(dir), Err(rustix::io::Errno::NOENT)) =
+            (self.path.parent(), rustix::fs::lstat(&self.path).map(drop))
+        else {
+            return;
+        };
+        let Ok(dir) = File::open(dir).map(OwnedFd::from) else { return };
+        let is_ours = |s: rustix::fs::Stat| s.st_uid == own_uid.as_raw() && s.st_mode & 0o022 == 0;
+        if !rustix::fs::fstat(&dir).is_ok_and(is_ours) {
+            return;
+        }
+        match bind(&dir) {
+            Ok(listener) => {
+                tracing::warn!("the control socket was removed, and is made anew");
+                self.listener = listener;
+                *self.dir.lock() = dir;
+            }
+            Err(e) => tracing::debug!(error = %e, "the control socket was removed"),
+        }
+    }
+}
+
+fn accept_loop(mut door: Doorway, wake: &OwnedFd, shared: &Arc<Shared>) {
     let mut serial = 0;
     while !shared.is_stopping() {
-        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
+        let mut fds = [PollFd::new(&door.listener, PollFlags::IN), PollFd::new(wake, PollFlags::IN)];
         // Fails only with EINTR: the loop looks again.
-        let _ = poll(&mut fds, None);
-        match listener.accept() {
+        if poll(&mut fds, Some(&LOOK_INTERVAL)) == Ok(0) {
+            door.mend(shared.own_uid);
+            continue;
+        }
+        match door.listener.accept() {
             Ok((stream, _)) => {
                 serial += 1;
                 admit(shared, stream, serial);

@@ -101,6 +101,10 @@ impl Fs {
             },
             Plan::Serve => {
                 let file = file.expect("a complete copy is a copy");
+                // The stat of a registered file needs no disk: its inode is held.
+                if file.kernel_ref().is_some() && !self.may_be_handed_over(&file) {
+                    return self.open_slow(node, reply);
+                }
                 match self.serve_quickly(&node, &file) {
                     Some(answer) => reply(answer),
                     None => self.open_local(node, file, reply),
@@ -188,16 +192,24 @@ impl Fs {
         };
         self.stats.hits.inc();
         self.cache.note_open(file);
-        Some(self.begin(node, mode, Arc::new(Serving::Kept(file.clone()))))
+        Some(self.begin(node, mode.clone(), Arc::new(serving_for(&mode, file.clone()))))
     }
 
     /// A complete copy that must be looked at on the disk, but needs nothing of the source.
     fn open_local(self: &Arc<Self>, node: Arc<Node>, file: FileUse, reply: Reply<Opened>) {
         let fs = self.clone();
         self.local.submit(Box::new(move || {
+            if !fs.may_be_handed_over(&file) {
+                return fs.open_slow(node, reply);
+            }
             fs.stats.hits.inc();
             reply(fs.open_served(&node, Served::File(file)));
         }));
+    }
+
+    /// Whether the kernel may read the copy by itself: after that nobody looks. Reads through us are looked at one by one.
+    fn may_be_handed_over(&self, file: &FileUse) -> bool {
+        self.passthrough_off().is_some() || self.cache.is_as_written(file)
     }
 
     /// Counts a first handle, or one beside others that came between.
@@ -224,7 +236,7 @@ impl Fs {
 
     fn version_of(&self, serving: &Serving) -> FileVersion {
         match serving {
-            Serving::Kept(file) => file.version(),
+            Serving::Kept(kept) => kept.version(),
             Serving::Partial(partial) => partial.version(),
             Serving::Source(opened) => self.source.version(&opened.attr),
         }
@@ -262,6 +274,9 @@ impl Fs {
                 Some(opened) => reply(Ok(opened)),
                 None => self.open_by_plan(node, tries - 1, reply),
             },
+            (Plan::Serve, Some(file)) if !self.may_be_handed_over(&file) => {
+                self.open_by_plan(node, tries - 1, reply);
+            }
             (Plan::Serve, Some(file)) => {
                 self.stats.hits.inc();
                 reply(self.open_served(&node, Served::File(file)));
@@ -344,7 +359,7 @@ impl Fs {
             Served::File(file) => {
                 let mode = self.mode_for(&file);
                 self.cache.note_open(&file);
-                self.begin(node, mode, Arc::new(Serving::Kept(file)))
+                self.begin(node, mode.clone(), Arc::new(serving_for(&mode, file)))
             }
             Served::Source(opened) => {
                 self.stats.bypass_opens.inc();
@@ -470,6 +485,13 @@ impl Fs {
     /// Drops the cached copy of a path, at an operator's wish. Says whether there was one that nobody uses.
     pub fn evict(&self, path: &Path, attr: &Attr) -> bool {
         self.cache.evict(self.source.file_id(path, attr))
+    }
+}
+
+fn serving_for(mode: &Mode, file: FileUse) -> Serving {
+    match mode {
+        Mode::Passthrough(_) => Serving::handed_over(file),
+        Mode::Cached => Serving::kept(file),
     }
 }
 

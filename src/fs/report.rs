@@ -26,6 +26,9 @@ impl Fs {
             ("cache_capacity_bytes", json!(usage.bytes_max)),
             ("cached_files", json!(self.cache.file_count())),
             ("ram_window_bytes", json!(self.cache.ram_bytes())),
+            // Seconds since 1970; null before the first pass of this cache has ended.
+            ("scrub_last_pass_s", json!(self.cache.scrub().last_pass_s())),
+            ("scrub_waiting_files", json!(self.cache.scrub().waiting())),
             ("nodes", json!(self.nodes.len())),
             ("source_queue_depth", json!(waiting)),
             ("source_threads", json!(threads)),

@@ -5,7 +5,7 @@ use crate::types::{Error, PathText, Result};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{IsTerminal, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
@@ -57,6 +57,28 @@ impl BoundedLog {
     }
 }
 
+impl State {
+    /// After somebody removed the file, or the cache directory that it is in.
+    fn reopen(&mut self) -> std::io::Result<()> {
+        // Its directory only: what is above is made by who owns it, and until then the lines go where they went.
+        let made =
+            self.path.parent().map_or(Ok(()), |dir| std::fs::DirBuilder::new().mode(0o700).create(dir));
+        match made.is_ok() || self.path.parent().is_some_and(Path::is_dir) {
+            true => {
+                self.file = open_append(&self.path)?;
+                self.bytes = 0;
+                Ok(())
+            }
+            false => Ok(()),
+        }
+    }
+}
+
+fn is_removed(file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    file.metadata().is_ok_and(|meta| meta.nlink() == 0)
+}
+
 fn open_append(path: &Path) -> std::io::Result<File> {
     // 0600: names of files that not everybody may list are in it.
     File::options().append(true).create(true).mode(0o600).open(path)
@@ -69,6 +91,8 @@ impl Write for BoundedLog {
             std::fs::rename(&state.path, state.path.with_extension("log.old"))?;
             state.file = open_append(&state.path)?;
             state.bytes = 0;
+        } else if is_removed(&state.file) {
+            state.reopen()?;
         }
         state.bytes += line.len() as u64;
         state.file.write_all(line)?;
@@ -106,6 +130,20 @@ mod tests {
             .collect();
         assert!(sizes.len() == 2 && sizes.iter().all(|s| *s <= 1000), "{sizes:?}");
         assert!(std::fs::read_to_string(&path).unwrap().ends_with("line 999\n"));
+    }
+
+    #[test]
+    fn a_log_that_was_removed_is_begun_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cache/log/warmfs.log");
+        let mut log = BoundedLog::open(&path, 1000).unwrap();
+        log.write_all(b"one\n").unwrap();
+        std::fs::remove_dir_all(dir.path().join("cache")).unwrap();
+        log.write_all(b"two\n").unwrap();
+        assert!(!path.exists(), "the cache directory is not the log's to make");
+        std::fs::create_dir(dir.path().join("cache")).unwrap();
+        log.write_all(b"three\n").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "three\n");
     }
 
     #[test]

@@ -31,6 +31,7 @@ use crate::sys::facts::KernelFacts;
 use crate::sys::{mount as sys_mount, mountinfo};
 use crate::types::{Error, ErrorKind, PathText, Result};
 use operator::Operator;
+use std::num::NonZeroU64;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -117,6 +118,9 @@ fn build(
     let settings = cache_settings(config, &dir, &loaded)?;
     let source: Arc<dyn Source> = source;
     let cache = Cache::start(settings, source, dir, loaded, engine, policy, stats)?;
+    if let Some(bytes_per_s) = NonZeroU64::new(config.scrub.rate) {
+        cache.start_scrub(cache::scrub::Settings { bytes_per_s, interval: config.scrub.interval });
+    }
     let fs = Fs::new(fs_settings(config), cache.clone())?;
     if config.mount.passthrough
         && let Err(reason) = facts.passthrough_possible()

@@ -1,8 +1,9 @@
-//! Pure decisions: whom to evict, and what a stream of reads looks like. No clock, no descriptor, no lock; the same
+//! Pure decisions: whom to evict, what a stream of reads looks like, and what the scrub looks at when. No clock, no descriptor, no lock; the same
 //! events give the same answers, so that a recorded trace is a test.
 #![forbid(unsafe_code)]
 
 mod lru;
+pub mod scrub;
 mod stream;
 
 pub use lru::{Lru, NeverEvict};

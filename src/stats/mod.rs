@@ -71,6 +71,10 @@ counters! {
     stale_drops: "1",
     /// Chunks whose bytes were not what was written; each was dropped.
     checksum_failures: "1",
+    /// Cached bytes that the scrub has read back from the SSD and compared.
+    scrub_bytes: "bytes",
+    /// Passes of the scrub over everything that is cached.
+    scrub_passes: "1",
     /// Faults of the SSD, each of which became a read from the source.
     cache_errors: "1",
     /// Files that found no room in the cache and were served without being kept.

@@ -13,13 +13,14 @@
 //! ```
 //!
 //! `ab/cd` are bits 10..26 of the number, so that directories fill one after the other, 1024 files each: a small cache
-//! has one, a million files have a thousand. Everything is reached from descriptors opened once, without following
+//! has one, a million files have a thousand. A complete data file bears a stamp instead of a time ([`CacheDir::stamp`]), by
+//! which it is recognised before the kernel is given it. Everything is reached from descriptors opened once, without following
 //! links, so that a directory that was moved or replaced cannot lead us elsewhere.
 
 use super::format::FORMAT_VERSION;
 use crate::sys::facts;
 use crate::sys::io::Io;
-use crate::types::{Error, ErrorKind, PathText, Result};
+use crate::types::{Error, ErrorKind, PathText, Result, escape_bytes};
 use parking_lot::{Mutex, RwLock};
 use rustix::fs::{CWD, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -43,6 +44,7 @@ pub struct CacheDir {
     unfinished: Mutex<Option<HashSet<u64>>>,
 }
 
+const INDEX: &str = "index.redb";
 /// FORMAT, LOCK, SOURCE and the directories down to `data`, a block each.
 const FIXED_BYTES: u64 = 7 * super::BLOCK_BYTES;
 /// A directory of 1024 data files, 28 bytes an entry on ext4, blocks half full.
@@ -51,7 +53,8 @@ const SHARD_BYTES: u64 = 14 * super::BLOCK_BYTES;
 /// What is open of the directory.
 struct Dirs {
     /// Holds the flock for as long as the cache is in use.
-    _lock: Arc<OwnedFd>,
+    lock: Mutex<Arc<OwnedFd>>,
+    root: OwnedFd,
     source: OwnedFd,
     data: OwnedFd,
 }
@@ -108,7 +111,7 @@ impl CacheDir {
         let lock = Arc::new(setup.take()?);
         let mut all = Vec::new();
         for name in setup.names()? {
-            if io.stat_at(CWD, &path.join(&name).join("index.redb")).is_ok() {
+            if io.stat_at(CWD, &path.join(&name).join(INDEX)).is_ok() {
                 all.push(Self::with_lock(io.clone(), path, name, lock.clone())?);
             }
         }
@@ -117,7 +120,7 @@ impl CacheDir {
 
     fn with_lock(io: Io, path: &Path, source_name: String, lock: Arc<OwnedFd>) -> Result<Self> {
         let source_path = path.join(&source_name);
-        let dirs = Dirs::open(&io, &source_path, lock)?;
+        let dirs = Dirs::open(&io, path, &source_path, lock)?;
         Ok(Self {
             io,
             path: path.to_path_buf(),
@@ -132,22 +135,68 @@ impl CacheDir {
         self.dirs.read().clone()
     }
 
-    /// Makes the directories anew that somebody has removed under us, with the checks and the lock of a start.
-    fn revive(&self) -> Result<()> {
+    /// Makes the directories anew that somebody has removed under us, with the checks and the lock of a start. Tells
+    /// whether there was a need to.
+    pub fn revive(&self) -> Result<bool> {
+        if !self.is_removed() {
+            return Ok(false);
+        }
         let mut dirs = self.dirs.write();
         if !dirs.are_removed(&self.io) {
-            return Ok(());
+            return Ok(false);
         }
         let setup = Setup { io: &self.io, path: &self.path };
         create_private(&self.io, &self.path)?;
         setup.check_private()?;
-        let lock = Arc::new(setup.take_lock()?);
+        let held = dirs.lock.lock().clone();
+        let lock = if setup.has_lock(&held) { held } else { Arc::new(setup.take_lock()?) };
         setup.write_format()?;
         let source_path = self.path.join(&self.source_name);
         create_private(&self.io, &source_path.join("data"))?;
-        *dirs = Arc::new(Dirs::open(&self.io, &source_path, lock)?);
+        *dirs = Arc::new(Dirs::open(&self.io, &self.path, &source_path, lock)?);
         tracing::warn!("cache directory {} was removed, and is made anew", PathText(&self.path));
+        Ok(true)
+    }
+
+    /// Makes the lock and the format anew that somebody has removed: without them another daemon could come in, or none
+    /// be let in. Where the directory was moved to, if it was.
+    pub fn restore_headers(&self) -> Result<()> {
+        let dirs = self.dirs();
+        let root = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dirs.root)));
+        let setup = Setup { io: &self.io, path: &root };
+        let mut lock = dirs.lock.lock();
+        if !setup.has_lock(&lock) {
+            *lock = Arc::new(setup.take_lock()?);
+        }
+        if matches!(self.io.stat_at(&dirs.root, "FORMAT".as_ref()), Err(Errno::NOENT)) {
+            setup.write_format()?;
+        }
         Ok(())
+    }
+
+    /// Whether somebody has removed the directory under us.
+    pub fn is_removed(&self) -> bool {
+        self.dirs().are_removed(&self.io)
+    }
+
+    /// Device and inode of what bears the index's name now; none if nothing does. A directory that was moved takes its
+    /// index along.
+    pub fn index_inode(&self) -> Option<(u64, u64)> {
+        let stat = self.io.stat_at(&self.dirs().source, INDEX.as_ref()).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    }
+
+    /// Whether the path of the index leads to where the data is: not if the directory was moved away.
+    pub fn is_in_place(&self) -> bool {
+        let inode = |s: rustix::fs::Stat| (s.st_dev, s.st_ino);
+        let there = self.io.stat_at(CWD, &self.path.join(&self.source_name)).map(inode);
+        there.is_ok() && there == self.io.stat(&self.dirs().source).map(inode)
+    }
+
+    /// Whether a data file has its name still. Unsure is yes: what cannot be asked for now is not lost.
+    pub fn has_data(&self, number: u64) -> bool {
+        let stat = self.io.stat_at(&self.dirs().data, relative(number).as_ref());
+        !matches!(stat, Err(Errno::NOENT | Errno::NOTDIR))
     }
 
     /// The calls by which all files of the cache are reached.
@@ -162,7 +211,7 @@ impl CacheDir {
 
     /// The path of the index.
     pub fn index_path(&self) -> PathBuf {
-        self.path.join(&self.source_name).join("index.redb")
+        self.path.join(&self.source_name).join(INDEX)
     }
 
     /// The path of a data file, for people and for programs that read the SSD directly.
@@ -235,6 +284,22 @@ impl CacheDir {
         Ok(fd)
     }
 
+    /// Marks data file `number`, which is complete and is not written any more: its modification time becomes a number
+    /// made from its name and length. Whoever changes it, exchanges it for another or puts another in its place leaves
+    /// another time there. Bits that the disk itself loses do not: checksums are for those.
+    pub fn stamp(&self, fd: &OwnedFd, number: u64, size: u64) -> Result<()> {
+        self.io.set_time(fd, stamp_of(number, size)).map_err(|e| self.error("stamp", number, e))
+    }
+
+    /// Whether what bears the name of a complete data file is what was stamped so.
+    pub fn is_as_stamped(&self, number: u64, size: u64) -> bool {
+        self.io.stat_at(&self.dirs().data, relative(number).as_ref()).is_ok_and(|s| {
+            let is_file = FileType::from_raw_mode(s.st_mode) == FileType::RegularFile;
+            let time = (s.st_mtime, s.st_mtime_nsec as i64);
+            is_file && s.st_size as u64 == size && time == (stamp_of(number, size), 0)
+        })
+    }
+
     /// Removes a data file; one that is gone already is no error.
     pub fn remove(&self, number: u64) -> Result<()> {
         self.finish(number);
@@ -280,13 +345,18 @@ impl CacheDir {
 
     /// What the index takes on the disk, bytes.
     fn index_bytes(&self) -> u64 {
-        let stat = self.io.stat_at(&self.dirs().source, "index.redb".as_ref());
+        let stat = self.io.stat_at(&self.dirs().source, INDEX.as_ref());
         stat.map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
     /// Says from which number on new files are named: above all that the index knows.
     pub fn start_numbers_at(&self, number: u64) {
         self.next_number.store(number, Ordering::Relaxed);
+    }
+
+    /// Above the numbers of all data files.
+    pub fn next_number(&self) -> u64 {
+        self.next_number.load(Ordering::Relaxed)
     }
 
     /// Removes data files that the index does not know: what a crash left half filled. Returns how many.
@@ -341,15 +411,21 @@ impl CacheDir {
 }
 
 impl Dirs {
-    fn open(io: &Io, source_path: &Path, lock: Arc<OwnedFd>) -> Result<Self> {
-        let data = open_dir(io, &source_path.join("data"))?;
-        Ok(Self { _lock: lock, source: open_dir(io, source_path)?, data })
+    fn open(io: &Io, path: &Path, source_path: &Path, lock: Arc<OwnedFd>) -> Result<Self> {
+        let (root, source) = (open_dir(io, path)?, open_dir(io, source_path)?);
+        Ok(Self { lock: Mutex::new(lock), root, source, data: open_dir(io, &source_path.join("data"))? })
     }
 
     /// Whether they have no name any more.
     fn are_removed(&self, io: &Io) -> bool {
         io.stat(&self.data).is_ok_and(|s| s.st_nlink == 0)
     }
+}
+
+/// Even seconds from 1990 to 2024, which every file system can keep.
+fn stamp_of(number: u64, size: u64) -> i64 {
+    let mixed = (number ^ size.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    631_152_000 + 2 * ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 35) as i64
 }
 
 /// Path of a data file below `data`.
@@ -430,8 +506,10 @@ impl Setup<'_> {
     fn refuse_foreign_content(&self) -> Result<()> {
         for name in self.names()? {
             // FORMAT comes before all else that a daemon makes, perhaps one that starts just now.
+            // A socket alone is left by a daemon whose directory was moved away.
             if name != "LOCK"
                 && name != "lost+found"
+                && name != "control.sock"
                 && self.io.stat_at(CWD, &self.path.join("FORMAT")).is_err()
             {
                 return Err(Error::new(
@@ -458,7 +536,7 @@ impl Setup<'_> {
         match read_text(self.io, &self.path.join("FORMAT")) {
             // Empty: a daemon that starts just now is writing it, or one died there; after a power cut the length may have
             // reached the disk without the bytes.
-            Ok(text) if text == ours || text.bytes().all(|b| b == 0) => Ok(()),
+            Ok(text) if text.iter().all(|b| *b == 0) || is_nearly(&text, ours.as_bytes()) => Ok(()),
             Ok(text) => Err(Error::new(
                 ErrorKind::Invalid,
                 "",
@@ -466,7 +544,7 @@ impl Setup<'_> {
                     "cache directory {} has format `{}`, this warmfs writes `{}`; remove the directory or choose another \
                      --cache-dir",
                     PathText(self.path),
-                    text.trim(),
+                    escape_bytes(text.trim_ascii()),
                     ours.trim()
                 ),
             )),
@@ -479,13 +557,20 @@ impl Setup<'_> {
     /// Once we hold the lock.
     fn write_format(&self) -> Result<()> {
         let file = self.path.join("FORMAT");
-        if read_text(self.io, &file).is_ok_and(|text| text == format_text()) {
+        if read_text(self.io, &file).is_ok_and(|text| text == format_text().as_bytes()) {
             return Ok(());
         }
         write_text(self.io, &file, &format_text())?;
         // Before anything else is made: a power cut must not leave a directory that has all but the mark of being ours.
         let dir = open_dir(self.io, self.path)?;
         self.io.sync_fs(&dir).map_err(|e| os_error("sync", self.path, e))
+    }
+
+    /// Whether this lock is the one that lies in the directory.
+    fn has_lock(&self, lock: &OwnedFd) -> bool {
+        let inode = |s: rustix::fs::Stat| (s.st_dev, s.st_ino);
+        let there = self.io.stat_at(CWD, &self.path.join("LOCK")).map(inode);
+        there.is_ok() && there == self.io.stat(lock).map(inode)
     }
 
     fn take_lock(&self) -> Result<OwnedFd> {
@@ -525,6 +610,13 @@ impl Setup<'_> {
     }
 }
 
+/// Whether it is `ours` but for one flipped bit. A cache is not lost for that, nor is the mount refused: every record of
+/// the index vouches for itself. A later format takes a text that differs from this one in more than a bit.
+fn is_nearly(text: &[u8], ours: &[u8]) -> bool {
+    let bits = text.iter().zip(ours).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+    text.len() == ours.len() && bits <= 1
+}
+
 fn format_text() -> String {
     format!("warmfs {FORMAT_VERSION}\n")
 }
@@ -554,12 +646,16 @@ fn names_in(io: &Io, dir: &OwnedFd) -> std::result::Result<Vec<String>, Errno> {
 }
 
 /// The text of a small file; never waits on a pipe and never follows a link.
-fn read_text(io: &Io, path: &Path) -> std::result::Result<String, Errno> {
+fn read_text(io: &Io, path: &Path) -> std::result::Result<Vec<u8>, Errno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    text_of(io, &io.open(CWD, path, flags, Mode::empty())?)
+    bytes_of(io, &io.open(CWD, path, flags, Mode::empty())?)
 }
 
 fn text_of(io: &Io, file: &OwnedFd) -> std::result::Result<String, Errno> {
+    Ok(String::from_utf8_lossy(&bytes_of(io, file)?).into_owned())
+}
+
+fn bytes_of(io: &Io, file: &OwnedFd) -> std::result::Result<Vec<u8>, Errno> {
     let mut bytes = [0; TEXT_BYTES_MAX];
     let mut len = 0;
     while len < bytes.len() {
@@ -568,7 +664,7 @@ fn text_of(io: &Io, file: &OwnedFd) -> std::result::Result<String, Errno> {
             n => len += n,
         }
     }
-    Ok(String::from_utf8_lossy(&bytes[..len]).into_owned())
+    Ok(bytes[..len].to_vec())
 }
 
 fn write_text(io: &Io, path: &Path, text: &str) -> Result<()> {
@@ -690,6 +786,55 @@ mod tests {
                 _ => {}
             }
             assert!(dir.open_data(number, 10, false).is_err(), "{plant}");
+        }
+    }
+
+    #[test]
+    fn a_stamped_file_that_is_changed_exchanged_or_replaced_is_not_as_stamped() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = CacheDir::open(&tmp.path().join("cache"), Path::new("/s")).unwrap();
+        let make = || {
+            let (number, fd) = dir.create().unwrap();
+            rustix::io::write(&fd, b"0123456789").unwrap();
+            assert!(!dir.is_as_stamped(number, 10));
+            dir.stamp(&fd, number, 10).unwrap();
+            assert!(dir.is_as_stamped(number, 10) && !dir.is_as_stamped(number, 11));
+            (number, dir.data_path(number))
+        };
+        let ((a, a_path), (b, b_path)) = (make(), make());
+        let aside = tmp.path().join("aside");
+        for (from, to) in [(&a_path, &aside), (&b_path, &a_path), (&aside, &b_path)] {
+            std::fs::rename(from, to).unwrap();
+        }
+        assert!(!dir.is_as_stamped(a, 10) && !dir.is_as_stamped(b, 10));
+        let (c, c_path) = make();
+        std::fs::write(&c_path, b"0123456789").unwrap();
+        assert!(!dir.is_as_stamped(c, 10));
+        let (d, d_path) = make();
+        std::fs::remove_file(&d_path).unwrap();
+        symlink(&c_path, &d_path).unwrap();
+        assert!(!dir.is_as_stamped(d, 10));
+        let times: HashSet<i64> = (0..10_000).map(|n| stamp_of(n, 4096)).collect();
+        assert!(times.len() > 9_990, "{} of 10,000 differ", times.len());
+        assert!(times.iter().all(|t| (631_152_000..1_704_900_000).contains(t)));
+    }
+
+    #[test]
+    fn a_format_with_one_flipped_bit_is_healed_and_another_one_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = tmp.path().join("cache");
+        drop(CacheDir::open(&path, Path::new("/s")).unwrap());
+        let ours = std::fs::read(path.join("FORMAT")).unwrap();
+        for bit in 0..ours.len() * 8 {
+            let mut text = ours.clone();
+            text[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(path.join("FORMAT"), &text).unwrap();
+            drop(CacheDir::open(&path, Path::new("/s")).unwrap());
+            assert_eq!(std::fs::read(path.join("FORMAT")).unwrap(), ours, "bit {bit}");
+        }
+        for other in ["warmfs 2\n", "warmfs 4\n", "warmfs 10\n", "\u{7}\n"] {
+            std::fs::write(path.join("FORMAT"), other).unwrap();
+            assert!(CacheDir::open(&path, Path::new("/s")).is_err(), "{other:?}");
         }
     }
 

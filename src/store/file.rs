@@ -2,7 +2,13 @@
 //!
 //! A chunk is present only after its bytes and its checksum were written, and trusted only if this process wrote it,
 //! verified it, or found it after a clean stop. The kernel may read a file by itself only when every chunk is present
-//! and trusted, since after that nobody looks.
+//! and trusted, since after that nobody looks but the scrub.
+//!
+//! What "trusted" promises, exactly: the checksum was taken of the bytes that were handed to the SSD, or compared with
+//! bytes that were read back. A file that was just written is served before it is read back; the scrub reads it back
+//! from the SSD, past the page cache, after the next commit of the index, and remembers over a clean stop what it has
+//! not come to yet (`cache::scrub`). After an unclean stop nothing is trusted, and verification comes before the first
+//! open that the kernel serves by itself.
 //!
 //! Who uses a file holds a [`FileUse`]; a file is removed to make room only when there is none. What a removed file
 //! took is given back when the last reference to it is gone, because the disk frees it no earlier.
@@ -221,6 +227,15 @@ impl CacheFile {
     pub fn distrust(&self, index: ChunkIndex) {
         if let Chunk::Present { hash, .. } = self.chunk(index) {
             self.set(index, Chunk::Present { hash, trusted: false });
+        }
+    }
+
+    /// The bytes on the disk were found to be those of `hash`; trusts them, if that is still what the chunk should be.
+    pub fn trust(&self, index: ChunkIndex, hash: [u8; 32]) {
+        let mut s = self.state.lock();
+        if s.chunks[index as usize] == (Chunk::Present { hash, trusted: false }) {
+            s.chunks[index as usize] = Chunk::Present { hash, trusted: true };
+            s.untrusted -= 1;
         }
     }
 

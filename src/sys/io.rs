@@ -63,6 +63,12 @@ pub enum Op {
     Rename,
     /// fchmod.
     Chmod,
+    /// futimens.
+    SetTime,
+    /// fcntl that turns the page cache off or on for a descriptor.
+    Direct,
+    /// posix_fadvise that drops pages.
+    DropPages,
     /// flock, exclusive and at once.
     Lock,
     /// memfd_create.
@@ -326,6 +332,26 @@ impl Io {
     /// Sets the permissions of an open file.
     pub fn chmod(&self, fd: impl AsFd, mode: Mode) -> Result<()> {
         self.run(Call::on(Op::Chmod, fd.as_fd()), |_| rustix::fs::fchmod(&fd, mode), done)
+    }
+
+    /// Sets the times of an open file, seconds since 1970.
+    pub fn set_time(&self, fd: impl AsFd, seconds: i64) -> Result<()> {
+        let time = rustix::fs::Timespec { tv_sec: seconds, tv_nsec: 0 };
+        let times = rustix::fs::Timestamps { last_access: time, last_modification: time };
+        self.run(Call::on(Op::SetTime, fd.as_fd()), |_| rustix::fs::futimens(&fd, &times), done)
+    }
+
+    /// Whether reads of this descriptor pass the page cache by; EINVAL where the file system has no such reads.
+    pub fn set_direct(&self, fd: impl AsFd, direct: bool) -> Result<()> {
+        let flags = if direct { OFlags::DIRECT } else { OFlags::empty() };
+        self.run(Call::on(Op::Direct, fd.as_fd()), |_| rustix::fs::fcntl_setfl(&fd, flags), done)
+    }
+
+    /// Drops clean pages of a file that nobody has mapped.
+    pub fn drop_pages(&self, fd: impl AsFd, offset: u64, len: u64) -> Result<()> {
+        let call = Call::transfer(Op::DropPages, fd.as_fd(), offset, len as usize);
+        let advice = rustix::fs::Advice::DontNeed;
+        self.run(call, |_| rustix::fs::fadvise(&fd, offset, std::num::NonZeroU64::new(len), advice), done)
     }
 
     /// Locks an open file for us alone; EWOULDBLOCK if another has it.

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod damage;
 mod disk;
 mod faults;
 mod faulty_io;

@@ -7,6 +7,7 @@
 mod clients;
 mod coherence;
 mod common;
+mod damage;
 mod dirs;
 mod faulty_source;
 #[path = "../figures.rs"]

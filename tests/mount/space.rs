@@ -9,14 +9,14 @@ use warmfs::store::{CacheDir, Change, Index, Record};
 use warmfs::types::{FileId, FileVersion, Timestamp};
 
 /// A file system of its own where the world has its cache; goes before the world does.
-struct Disk(PathBuf);
+pub struct Disk(PathBuf);
 
 impl Disk {
     fn tmpfs(world: &World, options: &str) -> Self {
         Self::mount(world, &["-t", "tmpfs", "-o", options, "warmfs-test"])
     }
 
-    fn ext4(world: &World, size_mib: u64, options: &[&str]) -> Self {
+    pub fn ext4(world: &World, size_mib: u64, options: &[&str]) -> Self {
         let image = world.dir().join("disk.img");
         std::fs::File::create(&image).unwrap().set_len(size_mib << 20).unwrap();
         let made = Command::new("mkfs.ext4").arg("-qF").args(options).arg(&image).status().unwrap();
