@@ -148,6 +148,15 @@ impl<S: Source> Source for FaultySource<S> {
         self.inner.read_link(path)
     }
 
+    fn has_acls(&self) -> bool {
+        self.inner.has_acls()
+    }
+
+    fn acl(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        self.shared.enter(Call::Stat)?;
+        self.inner.acl(path)
+    }
+
     fn figures(&self) -> Result<FsFigures> {
         self.inner.figures()
     }

@@ -34,6 +34,7 @@ pub struct LocalSource {
     root: OwnedFd,
     rule: IdentityRule,
     root_device: u64,
+    acls: bool,
     /// Cleared when the source refuses O_NOATIME (it needs ownership): asking again would cost a call per open.
     no_atime: AtomicBool,
 }
@@ -53,7 +54,8 @@ impl LocalSource {
             None => default_rule(io.statfs(&root).map_err(fail)?.f_type as u64),
         };
         let root_device = attr_of(&io, root.as_fd(), c"").map_err(fail)?.identity.dev;
-        Ok(Self { io, root, rule, root_device, no_atime: AtomicBool::new(true) })
+        let acls = !matches!(io.acl(&root), Err(Errno::NOTSUP | Errno::NOSYS));
+        Ok(Self { io, root, rule, root_device, acls, no_atime: AtomicBool::new(true) })
     }
 
     /// The rule in force.
@@ -143,6 +145,20 @@ impl Source for LocalSource {
         self.io
             .read_link(&fd)
             .map_err(|e| Error::os("readlink", PathText(path).to_string(), e.raw_os_error()))
+    }
+
+    fn has_acls(&self) -> bool {
+        self.acls
+    }
+
+    fn acl(&self, path: &Path) -> Result<Option<Vec<u8>>> {
+        let fd = self.resolve("read the ACL of", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        match self.io.acl(&fd) {
+            Ok(acl) => Ok(Some(acl)),
+            // A file system inside the source that knows no ACLs.
+            Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS) => Ok(None),
+            Err(e) => Err(Error::os("read the ACL of", PathText(path).to_string(), e.raw_os_error())),
+        }
     }
 
     fn figures(&self) -> Result<FsFigures> {

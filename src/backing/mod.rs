@@ -105,6 +105,13 @@ pub trait Source: Send + Sync {
     /// The text of a symbolic link.
     fn read_link(&self, path: &Path) -> Result<Vec<u8>>;
 
+    /// Whether objects here can have access control lists (POSIX ACLs) at all; asked once, before the mount.
+    fn has_acls(&self) -> bool;
+
+    /// The access control list of the object at `path`, as the kernel's extended attribute holds it; `None` where the
+    /// mode says everything.
+    fn acl(&self, path: &Path) -> Result<Option<Vec<u8>>>;
+
     /// Figures of the file system.
     fn figures(&self) -> Result<FsFigures>;
 

@@ -15,7 +15,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -90,6 +90,8 @@ struct Shared {
     handler: Arc<dyn Handler>,
     limits: Limits,
     own_uid: Uid,
+    /// How many strangers were sent away.
+    refused: AtomicU64,
     stopping: AtomicBool,
     /// The live connections, so that a drop can wake their threads.
     connections: Mutex<HashMap<u64, UnixStream>>,
@@ -116,6 +118,7 @@ impl Server {
             handler,
             limits,
             own_uid: rustix::process::geteuid(),
+            refused: AtomicU64::new(0),
             stopping: AtomicBool::new(false),
             connections: Mutex::new(HashMap::new()),
             ended: Condvar::new(),
@@ -276,7 +279,7 @@ fn accept_loop(mut door: Doorway, wake: &OwnedFd, shared: &Arc<Shared>) {
 
 /// Gives the connection its thread, or its refusal.
 fn admit(shared: &Arc<Shared>, stream: UnixStream, serial: u64) {
-    if let Err(refusal) = check_peer(&stream, shared.own_uid) {
+    if let Err(refusal) = check_peer(&stream, shared.own_uid, &shared.refused) {
         return refuse(stream, refusal);
     }
     let Some(guard) = Connection::register(shared, &stream, serial) else {
@@ -308,18 +311,23 @@ fn refuse(stream: UnixStream, refusal: ControlError) {
     }
 }
 
-fn check_peer(stream: &UnixStream, own_uid: Uid) -> std::result::Result<(), ControlError> {
+fn check_peer(
+    stream: &UnixStream,
+    own_uid: Uid,
+    refused: &AtomicU64,
+) -> std::result::Result<(), ControlError> {
     let denied = |message: String| ControlError::new(ControlErrorKind::NotPermitted, message);
     let peer = rustix::net::sockopt::socket_peercred(stream.as_fd())
         .map_err(|e| denied(format!("the kernel does not say who connects: {e}")))?;
     if peer_allowed(peer, own_uid) {
         return Ok(());
     }
-    tracing::warn!(
-        uid = peer.uid.as_raw(),
-        pid = peer.pid.as_raw_nonzero().get(),
-        "control connection refused"
-    );
+    // Whoever knocks all the time must not fill the log.
+    let times = refused.fetch_add(1, Ordering::Relaxed) + 1;
+    if times.is_power_of_two() {
+        let (uid, pid) = (peer.uid.as_raw(), peer.pid.as_raw_nonzero().get());
+        tracing::warn!(uid, pid, times, "control connection refused");
+    }
     Err(denied(format!(
         "user {} may not control this daemon: run it as user {} or as root",
         peer.uid.as_raw(),
@@ -435,7 +443,6 @@ mod tests {
     use serde_json::json;
     use std::io::{BufRead, BufReader, Read, Write};
     use std::os::unix::fs::PermissionsExt;
-    use std::sync::atomic::AtomicU64;
 
     /// Does each thing that a handler may do, by the first path's name.
     #[derive(Default)]

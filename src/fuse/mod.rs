@@ -245,7 +245,8 @@ impl Filesystem for Adapter {
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         request!("GETXATTR", id = req.unique().0, ino = ino.0, ?name);
-        answer_xattr(reply, size, self.fs.get_xattr(ino.0, name.as_encoded_bytes()));
+        let reply = Box::new(move |value| answer_xattr(reply, size, value));
+        self.fs.get_xattr(ino.0, name.as_encoded_bytes(), reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {

@@ -20,8 +20,8 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
 /// What we ask of the kernel. Not asked for, and why: READDIRPLUS only for the first piece of a directory (it leaves a
 /// look-up of its own to each file after that: 42 s instead of 20 for a first `find -size` over a million files), locks (the kernel's own are right on one host), write-back cache
-/// and passthrough exclude each other, ACLs and idmapped mounts are more than the library honours, and FUSE over
-/// io_uring makes the kernel wait for queues that the library never offers.
+/// and passthrough exclude each other, idmapped mounts are more than the library honours, ACLs of a source that has none
+/// would cost a request per file for nothing, and FUSE over io_uring makes the kernel wait for queues that the library never offers.
 pub(super) fn negotiate(config: &mut KernelConfig, fs: &Fs) {
     let wanted = InitFlags::FUSE_ASYNC_READ
         | InitFlags::FUSE_PARALLEL_DIROPS
@@ -34,7 +34,12 @@ pub(super) fn negotiate(config: &mut KernelConfig, fs: &Fs) {
         | InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP
         | InitFlags::FUSE_HAS_EXPIRE_ONLY;
     let offered = config.capabilities();
-    if config.add_capabilities(wanted & offered).is_err() {
+    // Without it the kernel would go by the mode bits alone, which grant more than an ACL that keeps somebody out.
+    let acls = match fs.cache().source().has_acls() {
+        true => InitFlags::FUSE_POSIX_ACL,
+        false => InitFlags::empty(),
+    };
+    if config.add_capabilities((wanted | acls) & offered).is_err() {
         tracing::warn!("the kernel takes back what it offered");
     }
     // Both cannot fail: the numbers are within the documented limits.

@@ -100,6 +100,11 @@ fn build(
     source: Arc<LocalSource>,
 ) -> Result<(Arc<Cache>, Arc<Fs>)> {
     let dir = Arc::new(CacheDir::open(&plan.cache_dir, &plan.source)?);
+    // The cache directory may have been made inside somebody else's, which takes more rights than serving does; and
+    // this is still the only thread.
+    if let Err(e) = crate::sys::privileges::drop_unneeded() {
+        tracing::warn!("keeps rights that it does not need: {e}");
+    }
     let loaded = Index::open(dir.io(), &dir.index_path())?;
     let stats = Arc::new(Stats::default());
     let choice = match config.mount.io_engine {

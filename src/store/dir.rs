@@ -264,8 +264,8 @@ impl CacheDir {
         self.unfinished.lock().is_none()
     }
 
-    /// Opens a data file. `Corrupt` if it is not a regular file of `size` bytes: a partly filled file has its full
-    /// length from the start.
+    /// Opens a data file. `Corrupt` if it is not a regular file of `size` bytes (a partly filled file has its full
+    /// length from the start), or has a second name: ours have one, so another file was put in its place.
     pub fn open_data(&self, number: u64, size: u64, write: bool) -> Result<OwnedFd> {
         let access = if write { OFlags::RDWR } else { OFlags::RDONLY };
         // O_NONBLOCK: a pipe planted in place of the file must not hold us.
@@ -274,7 +274,7 @@ impl CacheDir {
             .map_err(|e| self.error("open", number, e))?;
         let stat = self.io.stat(&fd).map_err(|e| self.error("stat", number, e))?;
         let regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-        if !regular || stat.st_size as u64 != size {
+        if !regular || stat.st_size as u64 != size || stat.st_nlink > 1 {
             return Err(Error::new(
                 ErrorKind::Corrupt,
                 "open",

@@ -13,12 +13,16 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, ReadWriteFlags};
 use std::ffi::{CStr, CString};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
 /// What this room's calls answer.
 type Result<T> = std::result::Result<T, Errno>;
+
+/// Most bytes of one ACL: a page, which is also the most that the kernel takes from a FUSE file system (fs/fuse/acl.c). It
+/// holds 511 entries; a longer one is an error, and lets nobody in.
+const ACL_BYTES_MAX: usize = 4096;
 
 /// How often in a row EINTR is asked again. Signals may come at 1 kHz, and a source on another FUSE file system may
 /// answer each with EINTR.
@@ -37,6 +41,8 @@ pub enum Op {
     List,
     /// readlinkat.
     ReadLink,
+    /// getxattr of the access control list.
+    Acl,
     /// pread.
     Read,
     /// preadv2 that does not wait for a disk.
@@ -207,6 +213,20 @@ impl Io {
     pub fn read_link(&self, link: impl AsFd) -> Result<Vec<u8>> {
         let read = |_| rustix::fs::readlinkat(&link, c"", Vec::new()).map(CString::into_bytes);
         self.run(Call::on(Op::ReadLink, link.as_fd()), read, done)
+    }
+
+    /// The access control list of an open object (O_PATH is enough), as the kernel's extended attribute holds it; ENODATA
+    /// where the mode says everything.
+    pub fn acl(&self, fd: impl AsFd) -> Result<Vec<u8>> {
+        // By the descriptor's path, because an O_PATH descriptor gives no attributes; it is no link of the source's.
+        let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+        let get = |_| {
+            let mut acl = vec![0; ACL_BYTES_MAX];
+            let len = rustix::fs::getxattr(&path, "system.posix_acl_access", &mut acl)?;
+            acl.truncate(len);
+            Ok(acl)
+        };
+        self.run(Call::on(Op::Acl, fd.as_fd()), get, done)
     }
 
     /// Reads at `offset`; may be short, 0 only at the end.

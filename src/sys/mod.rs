@@ -11,4 +11,5 @@ pub mod io;
 pub mod mount;
 pub mod mountinfo;
 pub mod passthrough;
+pub mod privileges;
 pub mod uring;

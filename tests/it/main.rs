@@ -3,6 +3,7 @@
 // Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
 
+mod bugs;
 mod common;
 mod damage;
 mod disk;

@@ -4,6 +4,7 @@
 // Helpers may fail a test as tests may.
 #![allow(clippy::unwrap_used)]
 
+mod bugs;
 mod clients;
 mod coherence;
 mod common;
@@ -18,6 +19,8 @@ mod listing;
 mod modes;
 mod refusals;
 mod restart;
+mod rfsx;
+mod security;
 mod smoke;
 mod space;
 mod tools;

@@ -210,6 +210,18 @@ impl Map {
     }
 }
 
+impl Map {
+    /// Writes by the map, which must be writable and new: the file system hears of the first store to a page only.
+    #[expect(unsafe_code, reason = "stores into the map")]
+    pub fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        // SAFETY: within the map, as was just asserted; `&mut self` keeps other slices of it away.
+        let to = unsafe { self.start.cast::<u8>().add(at) };
+        // SAFETY: the same bytes, and `bytes` is memory of the caller's and no part of the map.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+}
+
 impl Deref for Map {
     type Target = [u8];
 
