@@ -24,6 +24,8 @@ pub enum Call {
     Read,
     /// Opening or reading a directory.
     List,
+    /// Closing a file: it cannot fail, but hang.
+    Close,
 }
 
 /// What is wrong at present.
@@ -98,7 +100,7 @@ impl Shared {
             Call::Stat => self.stats.fetch_add(1, Ordering::Relaxed),
             Call::Open => self.opens.fetch_add(1, Ordering::Relaxed),
             Call::Read => self.reads.fetch_add(1, Ordering::Relaxed),
-            Call::List => 0,
+            Call::List | Call::Close => 0,
         };
         let mut faults = self.faults.lock();
         while faults.hang == Some(call) {
@@ -181,6 +183,12 @@ impl<S: Source> Source for FaultySource<S> {
 struct FaultyFile {
     inner: Arc<dyn SourceFile>,
     shared: Arc<Shared>,
+}
+
+impl Drop for FaultyFile {
+    fn drop(&mut self) {
+        let _ = self.shared.enter(Call::Close);
+    }
 }
 
 impl SourceFile for FaultyFile {

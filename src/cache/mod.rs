@@ -86,6 +86,7 @@ pub struct Cache {
     fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
     begins: FlightTable<(FileId, FileVersion), std::result::Result<Arc<Serving>, FillError>>,
     chunks: FlightTable<(u64, ChunkIndex), Result<()>>,
+    verifies: FlightTable<(FileId, FileVersion), bool>,
     journal: Journal,
     scrub: scrub::Scrub,
     background: Pool,
@@ -134,6 +135,7 @@ impl Cache {
             fills: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             begins: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             chunks: FlightTable::new(|| Err(abandoned())),
+            verifies: FlightTable::new(|| false),
             journal: Journal::new(index, dir, stats),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
             ssd: SsdHealth::default(),
@@ -250,10 +252,12 @@ impl Cache {
     fn discard(&self, file: &Arc<CacheFile>) {
         drop(file.set_kernel_ref(None));
         self.journal.removed(file.id());
-        if let crate::store::Place::Ssd { number } = file.place()
-            && let Err(e) = self.dir.remove(*number)
-        {
-            self.ssd_failed(&e);
+        if let crate::store::Place::Ssd { number } = file.place() {
+            // Without a descriptor its space counts as free once nobody here refers to it.
+            let _ = file.keep_open(&self.dir);
+            if let Err(e) = self.dir.remove(*number) {
+                self.ssd_failed(&e);
+            }
         }
     }
 

@@ -147,10 +147,29 @@ impl Serving {
         }
     }
 
-    /// Whether these bytes can be read without the source.
-    pub fn has(&self, offset: u64, len: u32) -> bool {
+    /// What must happen before these bytes can be read: the source is needed, or only something to be verified, or
+    /// nothing.
+    pub fn need(&self, offset: u64, len: u32) -> Option<Need> {
         let chunks = ByteRange::clamped(offset, u64::from(len), self.size()).chunks();
-        self.file().is_some_and(|file| file.need(chunks).is_none())
+        match (self, self.file().map(|file| (file, file.need(chunks)))) {
+            (_, Some((_, None))) => None,
+            (Self::Partial(_), Some((file, Some(Need::Verify(_)))))
+                if !(chunks.start..chunks.end).any(|i| file.chunk(i) == Chunk::Missing) =>
+            {
+                Some(Need::Verify(chunks.start))
+            }
+            // Of a complete copy in which damage was found, too, the source is read.
+            _ => Some(Need::Fetch(chunks)),
+        }
+    }
+
+    /// Whether a file of the source may be open, to be closed with this.
+    pub fn has_source_open(&self) -> bool {
+        match self {
+            Self::Kept(_) => false,
+            Self::Partial(partial) => partial.source.lock().is_some(),
+            Self::Source(_) => true,
+        }
     }
 
     fn size(&self) -> u64 {
@@ -592,6 +611,19 @@ impl Cache {
         let path = escape_bytes(file.path());
         self.ssd.say(&format_args!("cached copy of {path} is damaged in chunk {index}, dropped"));
         Ok(false)
+    }
+
+    /// Verifies what is present and doubtful of a range; what is damaged is missing afterwards.
+    pub fn verify_range(&self, serving: &Serving, offset: u64, len: u32) {
+        let Some(file) = serving.file() else { return };
+        let chunks = ByteRange::clamped(offset, u64::from(len), serving.size()).chunks();
+        for index in chunks.start..chunks.end {
+            let doubtful = matches!(file.chunk(index), Chunk::Present { trusted: false, .. });
+            // A fault of the SSD: the read will meet it, and go round it.
+            if doubtful && self.verify_chunk(file, index).is_err() {
+                return;
+            }
+        }
     }
 
     /// Lets the tracker see the read, and fills the whole file in the background once it is wanted.

@@ -20,6 +20,10 @@ impl Cache {
                 Ok(reservation) => return Some(reservation),
                 Err(refusal) => refusal,
             };
+            // What was removed a moment ago is as good as what would be removed next.
+            if self.budget.wait_for_leaving() {
+                continue;
+            }
             if !self.policy.lock().makes_room() || !self.evict_one() {
                 return None;
             }

@@ -6,9 +6,10 @@
 
 use super::Cache;
 use super::disk::{DiskFile, DiskReader};
+use super::flight::Waiter;
 use super::scrub::Found;
 use crate::store::index::Loaded;
-use crate::store::{CacheDir, CacheFile, Change, Chunk, Record};
+use crate::store::{CacheDir, CacheFile, Change, Chunk, FileUse, Record};
 use crate::types::{Error, ErrorKind, Result, chunk_range, escape_bytes};
 use serde::Serialize;
 use std::path::Path;
@@ -55,6 +56,19 @@ impl Cache {
         let chunks = 0..file.all().end.max(1);
         let mut looks = chunks.map(|index| self.look_at_chunk(file, &mut disk, index, reader));
         looks.find(|found| *found != Found::Good).unwrap_or(Found::Good)
+    }
+
+    /// Verifies one file, once for all who ask at the same time, and calls `then` with whether it is sound: on this
+    /// thread, or on that of the one who verifies it already.
+    pub fn verify_once(&self, file: &FileUse, then: Waiter<bool>) {
+        let mut then = Some(then);
+        let waiter = || then.take().expect("asked for once at most");
+        let Some(lead) = self.verifies.join((file.id(), file.version()), waiter) else { return };
+        let good = file.is_servable() || self.verify_file(file);
+        lead.finish(good);
+        if let Some(then) = then {
+            then(good);
+        }
     }
 
     /// Verifies one file as its reader will see it; one that is damaged is dropped.

@@ -21,8 +21,13 @@ const UMOUNT_PATIENCE: Duration = Duration::from_secs(10);
 /// `warmfs mount`
 pub fn mount(args: &MountArgs) -> Result<(), Failure> {
     if args.daemon || args.foreground {
-        let result = serve(args);
-        return if args.daemon { report(result) } else { result };
+        let planned = plan(args);
+        let cache_dir = planned.as_ref().ok().map(|(plan, _)| plan.cache_dir.clone());
+        let result = planned.and_then(|(plan, config)| serve(plan, &config, args.daemon));
+        let result = if args.daemon { report(result) } else { result };
+        // The process ends now, unless a thread of it is stuck in the source; the next daemon need not wait for that.
+        cache_dir.iter().for_each(|dir| crate::sys::process::let_go(dir));
+        return result;
     }
     // What can be refused without a daemon is refused here, where the user looks.
     plan(args)?;
@@ -48,13 +53,12 @@ fn plan(args: &MountArgs) -> Result<(Plan, Config), Failure> {
     Ok((plan, config))
 }
 
-fn serve(args: &MountArgs) -> Result<(), Failure> {
-    let (plan, config) = plan(args)?;
+fn serve(plan: Plan, config: &Config, daemon: bool) -> Result<(), Failure> {
     // Whatever is made from here on is for nobody else.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let level = std::env::var("WARMFS_LOG").unwrap_or_else(|_| config.log.level.clone());
     let default_log = plan.cache_dir.join("log/warmfs.log");
-    match (&config.log.file, args.daemon) {
+    match (&config.log.file, daemon) {
         (Some(path), _) => log::to_file(&level, path, config.log.max_size)?,
         (None, true) => {
             // The cache directory is made by its owner, the store, with the right permissions.
@@ -63,8 +67,7 @@ fn serve(args: &MountArgs) -> Result<(), Failure> {
         }
         (None, false) => log::to_terminal(&level),
     }
-    let daemon = args.daemon;
-    mount::run(plan, &config, move |mountpoint| match daemon {
+    mount::run(plan, config, move |mountpoint| match daemon {
         true => let_go(),
         false => complain!("warmfs: serving at {}", PathText(mountpoint)),
     })?;

@@ -10,6 +10,7 @@ use super::{ESTALE, Fs, Reply};
 use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
 use crate::store::FileUse;
+use crate::store::file::Need;
 use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -110,8 +111,35 @@ impl Fs {
                     None => self.open_local(node, file, reply),
                 }
             }
-            Plan::Fill | Plan::Chunks => self.open_slow(node, reply),
+            Plan::Fill | Plan::Chunks => match file.filter(|file| file.is_complete()) {
+                Some(file) => self.open_doubtful(node, file, reply),
+                None => self.open_slow(node, reply),
+            },
         }
+    }
+
+    /// A complete copy that nobody has looked at since an unclean stop: to verify it the disk is needed and not the
+    /// source. If it is damaged the file is opened as one that is not cached.
+    fn open_doubtful(self: &Arc<Self>, node: Arc<Node>, file: FileUse, reply: Reply<Opened>) {
+        let (fs, cache) = (self.clone(), self.cache.clone());
+        self.local.submit(Box::new(move || {
+            if !cache.is_small(file.size()) {
+                // Its chunks are verified as they are read.
+                return reply(fs.begin_chunks(&node, Arc::new(Serving::partial(file, None))));
+            }
+            let verified = file.clone();
+            let then = move |good| match good {
+                true => {
+                    fs.stats.hits.inc();
+                    reply(fs.open_served(&node, Served::File(file)));
+                }
+                false => {
+                    drop(file);
+                    fs.open_slow(node, reply);
+                }
+            };
+            cache.verify_once(&verified, Box::new(then));
+        }));
     }
 
     fn plan(&self, node: &Arc<Node>) -> (Plan, Option<FileUse>) {
@@ -433,7 +461,19 @@ impl Fs {
             if open.handles == 0 { state.open.take() } else { None }
         };
         // Not under the lock: the last use of an evicted file ends here, and with it its space.
-        drop(closed);
+        if let Some(closed) = closed {
+            self.put_down(closed.serving);
+        }
+    }
+
+    /// Drops what handles were served from. To close a file of the source may wait for the source, which the threads that
+    /// answer the kernel must not.
+    fn put_down(&self, serving: Arc<Serving>) {
+        if let Some(last) = Arc::into_inner(serving)
+            && last.has_source_open()
+        {
+            self.pool.submit(Box::new(move || drop(last)));
+        }
     }
 
     /// READ, which comes for every file that the kernel does not read by itself.
@@ -463,8 +503,24 @@ impl Fs {
                 reply(result);
             }
         });
-        let pool = if serving.has(offset, len) { &self.local } else { &self.pool };
-        self.cache.read(&serving, offset, len, pool, done);
+        match serving.need(offset, len) {
+            None => self.cache.read(&serving, offset, len, &self.local, done),
+            Some(Need::Fetch(_)) => self.cache.read(&serving, offset, len, &self.pool, done),
+            Some(Need::Verify(_)) => return self.read_doubtful(serving, offset, len, done),
+        }
+        self.put_down(serving);
+    }
+
+    /// Chunks that nobody has looked at since an unclean stop are verified first, for which the source is not needed;
+    /// those that are damaged are missing then.
+    fn read_doubtful(self: &Arc<Self>, serving: Arc<Serving>, offset: u64, len: u32, done: ReadDone) {
+        let fs = self.clone();
+        self.local.submit(Box::new(move || {
+            fs.cache.verify_range(&serving, offset, len);
+            let pool = if serving.need(offset, len).is_none() { &fs.local } else { &fs.pool };
+            fs.cache.read(&serving, offset, len, pool, done);
+            fs.put_down(serving);
+        }));
     }
 
     fn open_state(&self, id: NodeId) -> Result<(Mode, Arc<Serving>)> {

@@ -4,10 +4,18 @@
 //! reply lies in a [`Pending`], and whoever takes it first answers. After a first while the answer is what is known,
 //! where something is; after a second one it is ETIMEDOUT. While the oldest request about names and attributes is
 //! overdue the source counts as silent, and what is known is given at once, so that cached files open as fast as ever.
+//!
+//! A client that is killed while it waits cannot end before it is answered: the kernel holds it until then. (It would say
+//! so by INTERRUPT, which the FUSE library does not pass on.) So those who have waited for a moment are looked at, and
+//! one that is to die is answered. And when the daemon stops everybody is, because a thread that is stuck in the source
+//! may keep its process, and with it the connection, from ending.
 
 use crate::stats::Stats;
+use crate::sys::process;
 use crate::types::Error;
 use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,6 +60,18 @@ pub type Known<T> = Box<dyn FnOnce() -> Option<T> + Send>;
 
 type Action = Box<dyn FnOnce() + Send>;
 
+/// Answers with an error, if nobody has answered yet.
+type Refuse = Box<dyn FnOnce(Error) + Send>;
+
+thread_local! {
+    static CLIENT: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Says which thread asks for what this thread does from now on, as the kernel numbers it; 0 if none is known.
+pub fn set_client(thread: u32) {
+    CLIENT.set(thread);
+}
+
 /// The requests that wait.
 pub struct Watch {
     hang_after: Duration,
@@ -83,7 +103,28 @@ struct Waiting {
     /// About names and attributes: tells whether the source is silent. A fill may rightly take long.
     metadata: bool,
     on_hang: Option<Action>,
-    on_timeout: Option<Action>,
+    refuse: Option<Refuse>,
+    /// Who waits, to be looked at.
+    client: u32,
+    looked: Instant,
+}
+
+impl Waiting {
+    /// Whether its client is to die and waits only for the answer.
+    fn is_killed(&mut self) -> bool {
+        let due = self.client != 0 && self.refuse.is_some() && self.looked.elapsed() >= LOOK_AFTER;
+        if due {
+            self.looked = Instant::now();
+        }
+        due && process::is_killed(self.client)
+    }
+
+    /// What answers it with this error.
+    fn refusal(&mut self, error: Error) -> Option<Action> {
+        let refuse = self.refuse.take()?;
+        self.on_hang = None;
+        Some(Box::new(move || refuse(error)))
+    }
 }
 
 /// The request waits until this is dropped.
@@ -94,6 +135,10 @@ pub struct WatchGuard {
 
 /// How long a request waits while an older one waits in vain: as long as a source that is back takes to answer.
 const PATIENCE_IN_VAIN: Duration = Duration::from_millis(100);
+
+/// Whether a client was killed is looked at when it has waited for so long, and then again and again: seldom enough to
+/// cost nothing, often enough that who presses ^C does not notice.
+const LOOK_AFTER: Duration = Duration::from_millis(300);
 
 /// The thread looks this often while something waits.
 const TICK: Duration = Duration::from_millis(100);
@@ -120,7 +165,7 @@ impl Watch {
                 }
             })
         });
-        self.add(true, on_hang, timeout_action(pending.clone(), stats, |reply, error| reply(Err(error))))
+        self.add(true, on_hang, refusal(pending.clone(), stats, |reply, error| reply(Err(error))))
     }
 
     /// A request for entries with their attributes begins to wait; `known` answers if the source is silent.
@@ -130,12 +175,13 @@ impl Watch {
         known: impl FnOnce(R) + Send + 'static,
     ) -> WatchGuard {
         let pending = pending.clone();
-        let on_hang: Action = Box::new(move || {
+        // What is known is an answer whatever the reason.
+        let known: Refuse = Box::new(move |_| {
             if let Some(reply) = pending.take() {
                 known(reply);
             }
         });
-        self.add(true, Some(on_hang), Box::new(|| {}))
+        self.add_with(true, self.hang_after, None, known)
     }
 
     /// A request for data begins to wait.
@@ -145,7 +191,7 @@ impl Watch {
         stats: &Arc<Stats>,
         answer: impl FnOnce(R, Error) + Send + 'static,
     ) -> WatchGuard {
-        self.add(false, None, timeout_action(pending.clone(), stats, answer))
+        self.add(false, None, refusal(pending.clone(), stats, answer))
     }
 
     /// Whether the oldest request about names and attributes is overdue.
@@ -167,22 +213,37 @@ impl Watch {
         self.len() == 0
     }
 
-    /// Ends the thread.
+    /// Ends the thread, and answers whoever still waits: as a mount does that is gone.
     pub fn stop(&self) {
-        self.state.lock().stopped = true;
+        let left: Vec<Action> = {
+            let mut state = self.state.lock();
+            state.stopped = true;
+            state.waiting.values_mut().filter_map(|w| w.refusal(gone())).collect()
+        };
         self.changed.notify_all();
+        left.into_iter().for_each(|act| act());
     }
 
-    fn add(self: &Arc<Self>, metadata: bool, on_hang: Option<Action>, on_timeout: Action) -> WatchGuard {
+    fn add(self: &Arc<Self>, metadata: bool, on_hang: Option<Action>, refuse: Refuse) -> WatchGuard {
+        self.add_with(metadata, self.timeout, on_hang, refuse)
+    }
+
+    fn add_with(
+        self: &Arc<Self>,
+        metadata: bool,
+        patience: Duration,
+        on_hang: Option<Action>,
+        refuse: Refuse,
+    ) -> WatchGuard {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
         // Where one has waited in vain the next need not wait as long: the kernel asks for one name at a time in a
         // directory, and their times would add up.
         let in_vain = metadata && state.waits_longer_than(self.timeout);
-        let patience = if in_vain { PATIENCE_IN_VAIN.min(self.timeout) } else { self.timeout };
-        let on_timeout = Some(on_timeout);
-        let waiting = Waiting { since: Instant::now(), patience, metadata, on_hang, on_timeout };
+        let patience = if in_vain { PATIENCE_IN_VAIN.min(patience) } else { patience };
+        let (since, client, refuse) = (Instant::now(), CLIENT.get(), Some(refuse));
+        let waiting = Waiting { since, patience, metadata, on_hang, refuse, client, looked: since };
         state.waiting.insert(number, waiting);
         if !state.running {
             let watch = self.clone();
@@ -216,30 +277,42 @@ impl Watch {
                 actions.extend(waiting.on_hang.take());
             }
             if age >= waiting.patience {
-                actions.extend(waiting.on_timeout.take());
+                actions.extend(waiting.refusal(timed_out()));
+            } else if waiting.is_killed() {
+                actions.extend(waiting.refusal(killed()));
             }
         }
         actions
     }
 }
 
-fn timeout_action<R: Send + 'static>(
+fn refusal<R: Send + 'static>(
     pending: Pending<R>,
     stats: &Arc<Stats>,
     answer: impl FnOnce(R, Error) + Send + 'static,
-) -> Action {
+) -> Refuse {
     let stats = stats.clone();
-    Box::new(move || {
+    Box::new(move |error| {
         if let Some(reply) = pending.take() {
-            stats.backing_timeouts.inc();
-            answer(reply, timed_out());
+            if error.errno() == timed_out().errno() {
+                stats.backing_timeouts.inc();
+            }
+            answer(reply, error);
         }
     })
 }
 
 fn timed_out() -> Error {
-    const ETIMEDOUT: i32 = 110;
-    Error::os("wait for", "the source", ETIMEDOUT)
+    Error::os("wait for", "the source", Errno::TIMEDOUT.raw_os_error())
+}
+
+/// Nobody sees it: the client ends instead.
+fn killed() -> Error {
+    Error::os("wait for", "the source, for a client that was killed", Errno::INTR.raw_os_error())
+}
+
+fn gone() -> Error {
+    Error::os("wait for", "the source, at the end of the mount", Errno::NOTCONN.raw_os_error())
 }
 
 impl Drop for WatchGuard {
@@ -282,5 +355,16 @@ mod tests {
         assert_eq!(rx.recv_timeout(Duration::from_secs(2)).unwrap(), Some(110));
         assert!(!w.is_silent(), "a long fill is not silence");
         assert_eq!(stats.backing_timeouts.get(), 1);
+    }
+
+    #[test]
+    fn at_the_end_who_waits_is_answered() {
+        let (w, stats) = (watch(), Arc::new(Stats::default()));
+        let (tx, rx) = mpsc::channel();
+        let pending = Pending::new(tx);
+        let _guard = w.data(&pending, &stats, |tx, error| tx.send(error.errno()).unwrap());
+        w.stop();
+        assert_eq!(rx.try_recv().unwrap(), Some(libc::ENOTCONN));
+        assert_eq!(stats.backing_timeouts.get(), 0, "nothing took too long");
     }
 }

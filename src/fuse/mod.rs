@@ -15,6 +15,7 @@ pub mod spin;
 
 use crate::fs::dir::{Listed, PlusReply};
 use crate::fs::open::Opened;
+use crate::fs::watch::set_client;
 use crate::fs::{Entry, Fs};
 use crate::sys::passthrough::Registration;
 use crate::types::{Error, KernelRef};
@@ -29,10 +30,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A span for the request, at debug level, with the kernel's number of it; what is said while it is handled on this
-/// thread is said in it.
+/// thread is said in it, and what waits, waits for its client.
 macro_rules! request {
-    ($name:literal, $($field:tt)*) => {
-        let _span = tracing::debug_span!($name, $($field)*).entered();
+    ($name:literal, $req:ident, $($field:tt)*) => {
+        let _span = tracing::debug_span!($name, id = $req.unique().0, $($field)*).entered();
+        set_client($req.pid());
         tracing::debug!("request");
     };
 }
@@ -82,7 +84,7 @@ impl Filesystem for Adapter {
     }
 
     fn lookup(&self, req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        request!("LOOKUP", id = req.unique().0, parent = parent.0, ?name);
+        request!("LOOKUP", req, parent = parent.0, ?name);
         self.fs.lookup(
             parent.0,
             name,
@@ -105,7 +107,7 @@ impl Filesystem for Adapter {
     }
 
     fn getattr(&self, req: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        request!("GETATTR", id = req.unique().0, ino = ino.0);
+        request!("GETATTR", req, ino = ino.0);
         self.fs.getattr(
             ino.0,
             Box::new(move |answer| match answer {
@@ -116,7 +118,7 @@ impl Filesystem for Adapter {
     }
 
     fn readlink(&self, req: &Request, ino: INodeNo, reply: ReplyData) {
-        request!("READLINK", id = req.unique().0, ino = ino.0);
+        request!("READLINK", req, ino = ino.0);
         self.fs.read_link(
             ino.0,
             Box::new(move |answer| match answer {
@@ -127,7 +129,7 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        request!("OPEN", id = req.unique().0, ino = ino.0, flags = flags.0);
+        request!("OPEN", req, ino = ino.0, flags = flags.0);
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
@@ -161,7 +163,7 @@ impl Filesystem for Adapter {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        request!("READ", id = req.unique().0, ino = ino.0, offset, size);
+        request!("READ", req, ino = ino.0, offset, size);
         self.fs.read(
             ino.0,
             offset,
@@ -183,13 +185,13 @@ impl Filesystem for Adapter {
         _: bool,
         reply: ReplyEmpty,
     ) {
-        request!("RELEASE", id = req.unique().0, ino = ino.0);
+        request!("RELEASE", req, ino = ino.0);
         self.fs.release(ino.0);
         reply.ok();
     }
 
     fn opendir(&self, req: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        request!("OPENDIR", id = req.unique().0, ino = ino.0);
+        request!("OPENDIR", req, ino = ino.0);
         let cache_dirs = self.cache_dirs && !Fs::is_inside(ino.0);
         self.fs.open_dir(
             ino.0,
@@ -206,7 +208,7 @@ impl Filesystem for Adapter {
     }
 
     fn readdir(&self, req: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        request!("READDIR", id = req.unique().0, ino = ino.0, offset);
+        request!("READDIR", req, ino = ino.0, offset);
         let listed = self.fs.read_dir(fh.0, offset, &mut |entry| {
             reply.add(INodeNo(entry.id), entry.next, file_type(entry.kind), entry.name)
         });
@@ -224,7 +226,7 @@ impl Filesystem for Adapter {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        request!("READDIRPLUS", id = req.unique().0, ino = ino.0, offset);
+        request!("READDIRPLUS", req, ino = ino.0, offset);
         self.fs.read_dir_plus(fh.0, offset, Box::new(PlusPage(reply)));
     }
 
@@ -234,7 +236,7 @@ impl Filesystem for Adapter {
     }
 
     fn statfs(&self, req: &Request, _: INodeNo, reply: ReplyStatfs) {
-        request!("STATFS", id = req.unique().0);
+        request!("STATFS", req,);
         self.fs.figures(Box::new(move |answer| match answer {
             Ok(f) => {
                 reply.statfs(f.blocks, f.bfree, f.bavail, f.files, f.ffree, f.bsize, f.namelen, f.frsize)
@@ -244,13 +246,13 @@ impl Filesystem for Adapter {
     }
 
     fn getxattr(&self, req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        request!("GETXATTR", id = req.unique().0, ino = ino.0, ?name);
+        request!("GETXATTR", req, ino = ino.0, ?name);
         let reply = Box::new(move |value| answer_xattr(reply, size, value));
         self.fs.get_xattr(ino.0, name.as_encoded_bytes(), reply);
     }
 
     fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        request!("LISTXATTR", id = req.unique().0, ino = ino.0);
+        request!("LISTXATTR", req, ino = ino.0);
         answer_xattr(reply, size, self.fs.list_xattrs(ino.0));
     }
 

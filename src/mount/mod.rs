@@ -89,6 +89,8 @@ pub fn run(plan: Plan, config: &Config, ready: impl FnOnce(&Path)) -> Result<()>
     fs.stop();
     drop(server);
     cache.stop();
+    // Not taken apart: to close a file of the source may wait for the source, and the end of the process does it all.
+    std::mem::forget((fs, cache, operator));
     result
 }
 
@@ -321,18 +323,25 @@ fn ask_to_stop(mountpoint: &Path) -> Option<Option<OwnedFd>> {
     Some(daemon)
 }
 
+/// How often a daemon is looked at that may be stuck in its source.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Waits until the daemon has stopped. It may still be in the table of processes then, when a thread of it is stuck in the
+/// source: its mount and its cache are free all the same.
 fn ends_before(daemon: &OwnedFd, deadline: Instant) -> bool {
+    use crate::sys::process;
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // A patience that does not fit is no reason to fail.
-        let timeout = Timespec::try_from(left).ok();
+    use std::os::fd::AsFd;
+    while Instant::now() < deadline {
+        let timeout = Timespec::try_from(LOOK).ok();
         match poll(&mut [PollFd::new(daemon, PollFlags::IN)], timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return true,
-            Ok(ready) => return ready > 0,
+            Ok(0) if process::has_stopped(daemon.as_fd()) => return true,
+            Ok(0) => {}
+            Ok(_) | Err(_) => return true,
         }
     }
+    false
 }
 
 impl From<crate::config::IdentitySource> for Option<crate::backing::IdentityRule> {

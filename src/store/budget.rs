@@ -3,9 +3,15 @@
 //! The promise: the bytes and files that are reserved never exceed the budget, not for a moment, because a fill
 //! reserves first and writes afterwards, and because a removed file's reservation lives until the last handle on it is
 //! gone (the disk frees an unlinked file no earlier). Nobody adds or subtracts by hand: a [`Reservation`] does.
+//!
+//! That last handle may be the kernel's: a mapping outlives the handle it was made with, and a reader that has just closed
+//! its file holds it for another moment. Such space is on its way out ([`Reservation::leave`]) and counts until it is gone.
 
+use crate::sys::lease;
 use parking_lot::Mutex;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Why a reservation was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +27,21 @@ pub enum Refusal {
 /// The space of one cache.
 pub struct Budget {
     state: Mutex<State>,
+    leaving: Mutex<Vec<Leaving>>,
 }
+
+/// A removed file that the kernel may still hold, by our own descriptor of it.
+struct Leaving {
+    fd: Arc<OwnedFd>,
+    bytes: u64,
+    files: u64,
+    since: Instant,
+}
+
+/// Who has closed a file lets go of it within this; what is held longer is mapped, perhaps for hours.
+const LET_GO: Duration = Duration::from_millis(10);
+/// Time between two looks meanwhile.
+const LOOK: Duration = Duration::from_micros(200);
 
 #[derive(Debug)]
 struct State {
@@ -31,6 +51,8 @@ struct State {
     files_max: u64,
     /// What the index and the log take: counted, because `du` counts it.
     overhead_bytes: u64,
+    /// What they may grow by before the next look at them.
+    overhead_slack_bytes: u64,
     /// Bytes that the file system still has above the floor that is left to others, as of the last look, less what
     /// was reserved since then.
     free_bytes: u64,
@@ -47,12 +69,28 @@ pub struct Usage {
     pub bytes_max: u64,
 }
 
+/// One commit of the index writes at least so many new pages before it can use the old ones again.
+const OVERHEAD_SLACK_MIN: u64 = 256 << 10;
+
+impl State {
+    fn taken(&self) -> u64 {
+        self.bytes + self.overhead_bytes + self.overhead_slack_bytes
+    }
+}
+
 impl Budget {
     /// A budget of `bytes_max` bytes and `files_max` files. Free space is unlimited until [`Budget::set_free`].
     pub fn new(bytes_max: u64, files_max: u64) -> Arc<Self> {
-        let state =
-            State { bytes: 0, files: 0, bytes_max, files_max, overhead_bytes: 0, free_bytes: u64::MAX };
-        Arc::new(Self { state: Mutex::new(state) })
+        let state = State {
+            bytes: 0,
+            files: 0,
+            bytes_max,
+            files_max,
+            overhead_bytes: 0,
+            overhead_slack_bytes: 0,
+            free_bytes: u64::MAX,
+        };
+        Arc::new(Self { state: Mutex::new(state), leaving: Mutex::default() })
     }
 
     /// Takes `bytes` and `files`, or says what is short.
@@ -61,7 +99,7 @@ impl Budget {
         if s.files + files > s.files_max {
             return Err(Refusal::Files);
         }
-        if s.bytes + s.overhead_bytes + bytes > s.bytes_max {
+        if s.taken() + bytes > s.bytes_max {
             return Err(Refusal::Bytes);
         }
         if bytes > s.free_bytes {
@@ -84,12 +122,15 @@ impl Budget {
     /// Whether more is taken than allowed, as after a restart with a smaller budget.
     pub fn is_over(&self) -> bool {
         let s = self.state.lock();
-        s.bytes + s.overhead_bytes > s.bytes_max || s.files > s.files_max
+        s.taken() > s.bytes_max || s.files > s.files_max
     }
 
-    /// What the index and the log take now.
+    /// What the index and the directories take now. They grow on their own account until they are looked at again, so
+    /// that some room is left to them.
     pub fn set_overhead(&self, bytes: u64) {
-        self.state.lock().overhead_bytes = bytes;
+        let mut s = self.state.lock();
+        s.overhead_bytes = bytes;
+        s.overhead_slack_bytes = (bytes / 8).max(OVERHEAD_SLACK_MIN).min(s.bytes_max / 32);
     }
 
     /// What the file system has left above the floor, seen just now.
@@ -97,8 +138,38 @@ impl Budget {
         self.state.lock().free_bytes = bytes;
     }
 
+    /// Gives back what is gone of what is on its way out. Says whether there was any.
+    fn reap(&self) -> bool {
+        let gone = {
+            let mut leaving = self.leaving.lock();
+            let (held, gone) = std::mem::take(&mut *leaving).into_iter().partition(Leaving::is_held);
+            *leaving = held;
+            gone
+        };
+        let any = !gone.is_empty();
+        for Leaving { fd, bytes, files, .. } in gone {
+            // First from the disk, then from the count.
+            drop(fd);
+            self.release(bytes, files);
+        }
+        any
+    }
+
+    /// Waits a moment for what is on its way out. Says whether it is worth to try again before more is removed.
+    pub fn wait_for_leaving(&self) -> bool {
+        if self.reap() {
+            return true;
+        }
+        let soon = self.leaving.lock().iter().any(|l| l.since.elapsed() < LET_GO);
+        if soon {
+            std::thread::sleep(LOOK);
+        }
+        soon
+    }
+
     /// Figures now.
     pub fn usage(&self) -> Usage {
+        self.reap();
         let s = self.state.lock();
         Usage { bytes: s.bytes + s.overhead_bytes, files: s.files, bytes_max: s.bytes_max }
     }
@@ -134,11 +205,38 @@ impl Reservation {
         self.files += std::mem::take(&mut other.files);
     }
 
+    /// The file that the space is for has lost its name, and `fd` is the last that we have of it: given back when nobody
+    /// else holds it either.
+    pub fn leave(mut self, fd: Arc<OwnedFd>) {
+        let bytes = std::mem::take(&mut self.bytes);
+        let files = std::mem::take(&mut self.files);
+        let leaving = Leaving { fd, bytes, files, since: Instant::now() };
+        let budget = self.budget.clone();
+        if leaving.is_held() {
+            budget.leaving.lock().push(leaving);
+        } else {
+            drop(leaving);
+            budget.release(bytes, files);
+        }
+    }
+
+    /// Takes all of it out, leaving nothing.
+    pub fn take(&mut self) -> Self {
+        let (bytes, files) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.files));
+        Self { budget: self.budget.clone(), bytes, files }
+    }
+
     /// Gives a part back.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         self.budget.release(bytes, 0);
+    }
+}
+
+impl Leaving {
+    fn is_held(&self) -> bool {
+        Arc::strong_count(&self.fd) > 1 || !lease::is_only_opener(self.fd.as_fd())
     }
 }
 
@@ -170,7 +268,30 @@ mod tests {
         let budget = Budget::new(100, 10);
         budget.set_overhead(50);
         assert_eq!(budget.reserve(51, 1).err(), Some(Refusal::Bytes));
-        assert_eq!(budget.usage().bytes, 50);
+        assert_eq!(budget.reserve(50, 1).err(), Some(Refusal::Bytes), "it may grow");
+        assert_eq!(budget.usage().bytes, 50, "what is there now");
+    }
+
+    /// Goal: space of a removed file counts for as long as anybody has it open or mapped.
+    #[test]
+    fn what_others_hold_of_a_removed_file_counts_until_they_let_go() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        std::fs::write(&path, "x").unwrap();
+        let budget = Budget::new(100, 10);
+        let open = || Arc::new(OwnedFd::from(std::fs::File::open(&path).unwrap()));
+        let (ours, others) = (open(), open());
+        budget.reserve(60, 1).unwrap().leave(ours);
+        assert_eq!((budget.usage().bytes, budget.usage().files), (60, 1));
+        while budget.wait_for_leaving() {}
+        assert_eq!(budget.reserve(60, 1).err(), Some(Refusal::Bytes));
+        drop(others);
+        // Another test that starts a program has a copy of everything for a moment.
+        let start = Instant::now();
+        while budget.usage().bytes > 0 {
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
+        assert_eq!(budget.usage().files, 0);
     }
 
     #[test]

@@ -75,7 +75,7 @@ struct State {
     missing: u32,
     untrusted: u32,
     fd: Weak<OwnedFd>,
-    /// Set when the file loses its name while it is used.
+    /// Set when the file loses its name: who has it open reads on, and whether the kernel holds it can be seen.
     kept: Option<Arc<OwnedFd>>,
 }
 
@@ -289,7 +289,7 @@ impl CacheFile {
         Ok(fd)
     }
 
-    /// Opens the data file for as long as the file is used: it is about to lose its name.
+    /// Opens the data file for as long as anybody refers to the file: it is about to lose its name.
     pub fn keep_open(&self, dir: &CacheDir) -> Result<()> {
         let fd = self.open(dir)?;
         self.state.lock().kept = Some(fd);
@@ -337,6 +337,16 @@ impl CacheFile {
         let next = |n: u32| (n != DEAD).then(|| n + 1);
         self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         Some(FileUse(self.clone()))
+    }
+}
+
+impl Drop for CacheFile {
+    fn drop(&mut self) {
+        // The kernel's reference before the space.
+        drop(self.kernel.get_mut().take());
+        if let Some(fd) = self.state.get_mut().kept.take() {
+            self.reservation.get_mut().take().leave(fd);
+        }
     }
 }
 

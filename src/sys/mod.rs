@@ -8,8 +8,10 @@
 pub mod facts;
 mod fusermount;
 pub mod io;
+pub mod lease;
 pub mod mount;
 pub mod mountinfo;
 pub mod passthrough;
 pub mod privileges;
+pub mod process;
 pub mod uring;

@@ -432,3 +432,22 @@ fn a_handle_keeps_its_version_whole() {
         }
     }
 }
+
+/// Goal: to close a file of the source may wait for the source (sshfs and its like are asked at each close), and no thread
+/// that answers the kernel does. Method: handles on files that are partly cached are closed while every close hangs.
+#[test]
+fn closing_a_handle_does_not_wait_for_the_source() {
+    for bytes_max in [256 * MIB, 0] {
+        let world = World::with(Options { small_file_bytes_max: 0, bytes_max, ..Options::default() });
+        let bytes = world.put("f", 3 * MIB, 1);
+        let handles: Vec<_> = (0..4).map(|_| world.open("f").unwrap()).collect();
+        assert!(handles[0].read_at(0, 1000).unwrap() == bytes[..1000]);
+        world.faults().set(Faults { hang: Some(Call::Close), ..Faults::default() });
+        let start = Instant::now();
+        drop(handles);
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        assert!(world.lookup("f").is_ok());
+        world.heal();
+        assert!(world.get("f") == bytes);
+    }
+}

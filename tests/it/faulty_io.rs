@@ -100,7 +100,7 @@ impl FaultyIo {
         *count += 1;
         let plan = state.plan?;
         let hit = plan.site == site && plan.nth == number;
-        if !hit && !(plan.lasting && state.fired > 0) {
+        if !(hit || plan.lasting && state.fired > 0) {
             return None;
         }
         state.fired += 1;

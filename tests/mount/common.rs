@@ -55,6 +55,11 @@ pub fn run<S: AsRef<OsStr>>(args: &[S]) -> Output {
 impl World {
     /// Nothing mounted yet; `flags` are for every mount (besides the cache directory).
     pub fn new(flags: &[&str]) -> Self {
+        Self::patient(flags, WATCHDOG)
+    }
+
+    /// The same for a test that may take longer.
+    pub fn patient(flags: &[&str], patience: Duration) -> Self {
         let dir = tempfile::Builder::new().prefix("warmfs-test-").tempdir().unwrap();
         for name in ["src", "mnt"] {
             std::fs::create_dir(dir.path().join(name)).unwrap();
@@ -62,7 +67,7 @@ impl World {
         let (alive, watched) = mpsc::channel::<()>();
         let shown = dir.path().to_path_buf();
         std::thread::spawn(move || {
-            if watched.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if watched.recv_timeout(patience) == Err(mpsc::RecvTimeoutError::Timeout) {
                 eprintln!("a test hangs: {}", shown.display());
                 dump_stacks();
                 unmount_all(&shown);

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The world's source is a faulty mirror of `real`.
-struct Faulty {
-    world: World,
+pub struct Faulty {
+    pub world: World,
 }
 
 impl Faulty {
-    fn new(flags: &[&str]) -> Self {
+    pub fn new(flags: &[&str]) -> Self {
         let world = World::new(flags);
         std::fs::create_dir(world.dir().join("real")).unwrap();
         let faulty = Self { world };
@@ -27,11 +27,11 @@ impl Faulty {
         faulty
     }
 
-    fn real(&self, name: &str) -> PathBuf {
+    pub fn real(&self, name: &str) -> PathBuf {
         self.world.dir().join("real").join(name)
     }
 
-    fn put(&self, name: &str, size: usize, seed: u64) -> Vec<u8> {
+    pub fn put(&self, name: &str, size: usize, seed: u64) -> Vec<u8> {
         let bytes = pattern(seed, size);
         std::fs::create_dir_all(self.real(name).parent().unwrap()).unwrap();
         std::fs::write(self.real(name), &bytes).unwrap();
@@ -39,7 +39,7 @@ impl Faulty {
     }
 
     /// Puts rules in force. They are looked at every 5 ms.
-    fn rules(&self, text: &str) {
+    pub fn rules(&self, text: &str) {
         let (rules, new) = (self.world.dir().join("rules"), self.world.dir().join("rules.new"));
         std::fs::write(&new, text).unwrap();
         std::fs::rename(new, rules).unwrap();
@@ -174,7 +174,7 @@ fn a_source_that_hangs_is_survived() {
 }
 
 /// Keeps the kernel's memory of a name, without opening the file.
-fn pin(world: &World, name: &str) -> std::os::fd::OwnedFd {
+pub fn pin(world: &World, name: &str) -> std::os::fd::OwnedFd {
     rustix::fs::open(world.mnt(name), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap()
 }
 

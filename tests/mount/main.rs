@@ -9,12 +9,14 @@ mod clients;
 mod coherence;
 mod common;
 mod damage;
+mod dead_source;
 mod dirs;
 mod faulty_source;
 #[path = "../figures.rs"]
 mod figures;
 mod files;
 mod lifecycle;
+mod limits;
 mod listing;
 mod modes;
 mod refusals;

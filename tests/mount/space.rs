@@ -12,7 +12,7 @@ use warmfs::types::{FileId, FileVersion, Timestamp};
 pub struct Disk(PathBuf);
 
 impl Disk {
-    fn tmpfs(world: &World, options: &str) -> Self {
+    pub fn tmpfs(world: &World, options: &str) -> Self {
         Self::mount(world, &["-t", "tmpfs", "-o", options, "warmfs-test"])
     }
 
@@ -35,6 +35,27 @@ impl Disk {
         rustix::fs::statvfs(&self.0).unwrap()
     }
 
+    /// One whose quota group for everything on it is `bytes`. None where there is no such thing.
+    pub fn btrfs_with_quota(world: &World, bytes: u64) -> Option<Self> {
+        let image = world.dir().join("disk.img");
+        std::fs::File::create(&image).unwrap().set_len(160 << 20).unwrap();
+        let made = Command::new("mkfs.btrfs").arg("-q").arg(&image).status();
+        if !made.is_ok_and(|status| status.success()) {
+            return None;
+        }
+        let disk = Self::mount(world, &["-o", "loop", image.to_str().unwrap()]);
+        let run =
+            |args: &[&str]| Command::new("btrfs").args(args).arg(&disk.0).status().is_ok_and(|s| s.success());
+        let limited = run(&["quota", "enable"]) && run(&["qgroup", "limit", &bytes.to_string()]);
+        limited.then_some(disk)
+    }
+
+    /// Bytes and inodes in use.
+    pub fn used(&self) -> (u64, u64) {
+        let f = self.figures();
+        ((f.f_blocks - f.f_bfree) * f.f_frsize, f.f_files - f.f_ffree)
+    }
+
     fn fill_up(&self) -> PathBuf {
         use std::io::Write;
         let path = self.0.join("foreign");
@@ -50,11 +71,11 @@ impl Drop for Disk {
     }
 }
 
-fn put_many(world: &World, count: u64, size: impl Fn(u64) -> usize) -> Vec<(String, Vec<u8>)> {
+pub fn put_many(world: &World, count: u64, size: impl Fn(u64) -> usize) -> Vec<(String, Vec<u8>)> {
     (0..count).map(|n| (format!("f{n}"), world.put(&format!("f{n}"), size(n), n))).collect()
 }
 
-fn check_all(world: &World, files: &[(String, Vec<u8>)]) {
+pub fn check_all(world: &World, files: &[(String, Vec<u8>)]) {
     files.iter().for_each(|(name, bytes)| assert!(world.get(name) == *bytes, "{name}"));
 }
 
@@ -130,7 +151,7 @@ fn bug_045_bug_054_blocks_kept_for_root() {
     world.umount();
 }
 
-fn cpu_ticks(pid: i32) -> u64 {
+pub fn cpu_ticks(pid: i32) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
@@ -161,7 +182,7 @@ fn bug_058_bug_059_a_start_over_many_files() {
     assert!(per_file < 1500, "{per_file} bytes per file");
 }
 
-fn make_entries(world: &World, count: u64) {
+pub fn make_entries(world: &World, count: u64) {
     let dir = CacheDir::open(&world.cache(), &world.src("").canonicalize().unwrap()).unwrap();
     let mut loaded = Index::open(dir.io(), &dir.index_path()).unwrap();
     let time = Timestamp { secs: 1, nanos: 0 };
@@ -178,7 +199,7 @@ fn make_entries(world: &World, count: u64) {
     loaded.index.commit(changes.iter().map(|(id, change)| (*id, change))).unwrap();
 }
 
-fn vm_hwm_bytes(pid: i32) -> u64 {
+pub fn vm_hwm_bytes(pid: i32) -> u64 {
     let status = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("status")).unwrap();
     let line = status.lines().find(|l| l.starts_with("VmHWM")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
