@@ -5,7 +5,7 @@
 
 use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
 use crate::sys::io::Io;
-use crate::types::{Attr, Error, FileId, FileVersion, Result};
+use crate::types::{Attr, Error, FileId, FileVersion, Result, Timestamp};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -173,6 +173,10 @@ impl<S: Source> Source for FaultySource<S> {
 
     fn version(&self, attr: &Attr) -> FileVersion {
         self.inner.version(attr)
+    }
+
+    fn is_racy(&self, attr: &Attr, began: Timestamp) -> bool {
+        self.inner.is_racy(attr, began)
     }
 
     fn root_device(&self) -> u64 {

@@ -5,6 +5,7 @@
 //! cannot lead the daemon outside (its rights may be greater than the reader's). The same descriptor is what makes a
 //! mount over the source's own path possible.
 
+use super::racy::may_change_unseen;
 use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
 use crate::sys::io::Io;
 use crate::types::{
@@ -35,6 +36,8 @@ pub struct LocalSource {
     rule: IdentityRule,
     root_device: u64,
     acls: bool,
+    /// Whether every change of a file that was looked at gets a time of its own.
+    exact_times: bool,
     /// Cleared when the source refuses O_NOATIME (it needs ownership): asking again would cost a call per open.
     no_atime: AtomicBool,
 }
@@ -49,13 +52,13 @@ impl LocalSource {
     pub fn through(io: Io, path: &Path, rule: Option<IdentityRule>) -> Result<Self> {
         let fail = |e: Errno| Error::os("open source", PathText(path).to_string(), e.raw_os_error());
         let root = io.open(CWD, path, OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).map_err(fail)?;
-        let rule = match rule {
-            Some(rule) => rule,
-            None => default_rule(io.statfs(&root).map_err(fail)?.f_type as u64),
-        };
+        let f_type = io.statfs(&root).map_err(fail)?.f_type as u64;
+        let rule = rule.unwrap_or_else(|| default_rule(f_type));
         let root_device = attr_of(&io, root.as_fd(), c"").map_err(fail)?.identity.dev;
         let acls = !matches!(io.acl(&root), Err(Errno::NOTSUP | Errno::NOSYS));
-        Ok(Self { io, root, rule, root_device, acls, no_atime: AtomicBool::new(true) })
+        // By path, another file may take the place of one with the same times.
+        let exact_times = rule == IdentityRule::Inode && has_exact_times(f_type);
+        Ok(Self { io, root, rule, root_device, acls, exact_times, no_atime: AtomicBool::new(true) })
     }
 
     /// The rule in force.
@@ -69,8 +72,12 @@ impl LocalSource {
     }
 
     fn resolve(&self, op: &'static str, path: &Path, flags: OFlags) -> Result<OwnedFd> {
-        open_beneath(&self.io, self.root.as_fd(), path, flags)
-            .map_err(|e| Error::os(op, PathText(path).to_string(), e.raw_os_error()))
+        open_beneath(&self.io, self.root.as_fd(), path, flags).map_err(|e| {
+            // Who asks has looked up each part of the path, and links are not looked through: one has come into it since.
+            // Told so, the kernel looks the path up again.
+            let e = if e == Errno::LOOP { Errno::STALE } else { e };
+            Error::os(op, PathText(path).to_string(), e.raw_os_error())
+        })
     }
 
     fn resolve_for_reading(&self, path: &Path) -> Result<OwnedFd> {
@@ -196,6 +203,14 @@ impl Source for LocalSource {
         FileVersion { size: attr.size, mtime: attr.mtime, ctime: attr.ctime, ino }
     }
 
+    fn is_racy(&self, attr: &Attr, began: Timestamp) -> bool {
+        // Not so directories: tmpfs gives one that a file was deleted from the time of the file. What is mounted below the
+        // source may be anything.
+        let here = attr.identity.dev == self.root_device && attr.kind != FileKind::Directory;
+        let exact = self.exact_times && here;
+        !exact && (may_change_unseen(attr.mtime, began) || may_change_unseen(attr.ctime, began))
+    }
+
     fn root_device(&self) -> u64 {
         self.root_device
     }
@@ -220,6 +235,16 @@ fn default_rule(f_type: u64) -> IdentityRule {
         FUSE | CIFS | SMB2 | V9FS => IdentityRule::Path,
         _ => IdentityRule::Inode,
     }
+}
+
+/// From Linux 6.13 on these give a file that was looked at a new time at each change, however soon after.
+fn has_exact_times(f_type: u64) -> bool {
+    const EXT4: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    const BTRFS: u64 = 0x9123_683e;
+    const TMPFS: u64 = 0x0102_1994;
+    crate::sys::facts::kernel_version() >= (6, 13)
+        && matches!(f_type & 0xffff_ffff, EXT4 | XFS | BTRFS | TMPFS)
 }
 
 struct LocalFile {
@@ -398,7 +423,7 @@ mod tests {
         assert_eq!(source.stat(Path::new("evil")).unwrap().kind, FileKind::Symlink);
         for path in ["evil/passwd", "inside/f", "../x", "/etc/passwd", "d/../../etc/passwd"] {
             let error = source.open(Path::new(path)).err().expect(path);
-            assert!(matches!(error.errno(), Some(libc::ELOOP | libc::EXDEV)), "{path}: {error}");
+            assert!(matches!(error.errno(), Some(libc::ESTALE | libc::EXDEV)), "{path}: {error}");
             assert!(source.stat(Path::new(path)).is_err(), "{path}");
         }
     }

@@ -7,11 +7,12 @@
 
 pub mod faulty;
 mod local;
+pub mod racy;
 
 pub use local::{IdentityRule, LocalSource};
 
 use crate::sys::io::Io;
-use crate::types::{Attr, FileId, FileKind, FileVersion, Result};
+use crate::types::{Attr, FileId, FileKind, FileVersion, Result, Timestamp};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -123,6 +124,12 @@ pub trait Source: Send + Sync {
 
     /// Which content `attr` speaks of.
     fn version(&self, attr: &Attr) -> FileVersion;
+
+    /// Whether what is read from `began` on of a file with these attributes may be of before a change that its version
+    /// will not tell: see [`racy`].
+    fn is_racy(&self, attr: &Attr, began: Timestamp) -> bool {
+        racy::may_change_unseen(attr.mtime, began) || racy::may_change_unseen(attr.ctime, began)
+    }
 
     /// The device of the root: objects on another device get node numbers of their own.
     fn root_device(&self) -> u64;

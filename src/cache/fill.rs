@@ -9,7 +9,7 @@ use super::flight::Waiter;
 use super::read::{Opened, Serving};
 use crate::backing::Pin;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
-use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
+use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, Timestamp, chunk_count};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -95,9 +95,10 @@ impl Cache {
         if let Some(pin) = &want.pin
             && let Ok(source) = self.source.open_pinned(pin)
         {
-            let opened = Opened { attr: source.attr().map_err(count)?, source };
-            let seen = Opened { attr: pin.attr, ..opened.clone() };
-            if self.source.version(&pin.attr) == want.version && self.is_unchanged(&seen, &opened.attr) {
+            let now = source.attr().map_err(count)?;
+            // As it was looked up, which is the version that is served: it may have lost its name since.
+            let opened = Opened { source, attr: pin.attr };
+            if self.source.version(&pin.attr) == want.version && self.is_unchanged(&opened, &now) {
                 return Ok(opened);
             }
         }
@@ -117,11 +118,11 @@ impl Cache {
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
         let fd = Arc::new(fd);
         let stamp = || self.dir.stamp(&fd, number, want.version.size).map_err(Stop::Ssd);
-        match self.copy_whole(want, opened, fd.clone()).and_then(|chunks| stamp().map(|()| chunks)) {
-            Ok(chunks) => {
+        match self.copy_whole(want, opened, fd.clone()).and_then(|copied| stamp().map(|()| copied)) {
+            Ok(copied) => {
                 self.ssd.worked();
                 self.stats.ssd_bytes_written.add(want.version.size);
-                let file = self.complete(want, Place::Ssd { number }, chunks, room);
+                let file = self.complete(want, Place::Ssd { number }, copied, room);
                 // In use before it is in the map: nothing can evict it between the two.
                 let used = file.use_it().expect("not in the map yet, so nobody retired it");
                 self.publish(&file);
@@ -139,16 +140,21 @@ impl Cache {
     fn fill_ram(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
         let room = self.ram.reserve(want.version.size).ok_or(Stop::NoRoom)?;
         let fd = Arc::new(RamWindow::create(self.dir.io()).map_err(Stop::Ssd)?);
-        let chunks = self.copy_whole(want, opened, fd.clone())?;
-        let file = self.complete(want, Place::Ram(fd), chunks, room);
+        let copied = self.copy_whole(want, opened, fd.clone())?;
+        let file = self.complete(want, Place::Ram(fd), copied, room);
         let used = file.use_it().expect("not in the window yet, so nobody retired it");
         self.ram.insert(file);
         Ok(used)
     }
 
-    fn complete(&self, want: &Want, place: Place, chunks: Vec<Chunk>, room: Reservation) -> Arc<CacheFile> {
+    fn complete(&self, want: &Want, place: Place, copied: Copied, room: Reservation) -> Arc<CacheFile> {
         self.stats.fills.inc();
-        CacheFile::new(want.id, want.version, want.path.as_os_str().as_bytes(), place, chunks, room)
+        let path = want.path.as_os_str().as_bytes();
+        let file = CacheFile::new(want.id, want.version, path, place, copied.chunks, room);
+        if copied.racy {
+            file.set_unsettled();
+        }
+        file
     }
 
     /// Copies all of the file and looks whether it stayed the same meanwhile.
@@ -157,8 +163,9 @@ impl Cache {
         want: &Want,
         opened: &Opened,
         target: Arc<OwnedFd>,
-    ) -> std::result::Result<Vec<Chunk>, Stop> {
+    ) -> std::result::Result<Copied, Stop> {
         let size = want.version.size;
+        let began = Timestamp::now();
         let mut chunks = vec![Chunk::Missing; chunk_count(size) as usize];
         let all = ChunkRange { start: 0, end: chunk_count(size) };
         let io = self.dir.io();
@@ -169,7 +176,7 @@ impl Cache {
             true
         });
         self.check_same(want, opened, copied)?;
-        Ok(chunks)
+        Ok(Copied { chunks, racy: self.source.is_racy(&opened.attr, began) })
     }
 
     /// After a copy: its error if it had one, unless the source changed under it, which explains any.
@@ -284,6 +291,13 @@ impl Cache {
         }
         Ok(())
     }
+}
+
+/// What a whole copy is.
+struct Copied {
+    chunks: Vec<Chunk>,
+    /// The file had changed a moment before.
+    racy: bool,
 }
 
 /// Why a fill did not become a file.

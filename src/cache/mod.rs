@@ -38,6 +38,7 @@ pub use read::Serving;
 use crate::backing::Source;
 use crate::policy::Eviction;
 use crate::stats::Stats;
+use crate::store::dir::Swept;
 use crate::store::index::Loaded;
 use crate::store::{Budget, CacheDir, CacheFile, FileUse, RamWindow, disk_bytes};
 use crate::types::{ChunkIndex, Error, ErrorKind, FileId, FileVersion, KernelRef, Result};
@@ -46,7 +47,7 @@ use flight::FlightTable;
 use journal::Journal;
 use parking_lot::Mutex;
 use pool::Pool;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -106,13 +107,18 @@ impl Cache {
         policy: Box<dyn Eviction>,
         stats: Arc<Stats>,
     ) -> Result<Arc<Self>> {
-        let Loaded { mut index, records, damaged, order, clean, lost: _ } = loaded;
+        let Loaded { mut index, mut records, damaged, order, clean, lost: _ } = loaded;
         stats.cache_errors.add(damaged);
         let next = records.iter().map(|(_, r)| r.number + 1).max().unwrap_or(0);
         dir.start_numbers_at(next);
+        let mut gone = Vec::new();
         // What the index has lost is on the disk all the same.
         if !clean || damaged > 0 {
-            let removed = dir.sweep(&records.iter().map(|(_, r)| r.number).collect::<HashSet<_>>())?;
+            let Swept { removed, kept } = dir.sweep(&records.iter().map(|(_, r)| r.number).collect())?;
+            // Dropped shortly before the stop, after the last commit: no damage, and nothing to be counted.
+            gone.extend(
+                records.extract_if(.., |(_, record)| !kept.contains(&record.number)).map(|(id, _)| id),
+            );
             // A new cache has nothing to be said of.
             let why = if clean { "the index was damaged" } else { "the last stop was not clean" };
             if removed > 0 || !records.is_empty() {
@@ -142,6 +148,7 @@ impl Cache {
             free_seen: Mutex::new(None),
         });
         cache.adopt(records, &order, clean);
+        gone.into_iter().for_each(|id| cache.journal.removed(id));
         cache.journal.start(&cache);
         Ok(cache)
     }
@@ -169,10 +176,11 @@ impl Cache {
         self.shrink_to_budget();
     }
 
-    /// The complete or partial copy of this version of the file, if there is one; an older version is dropped.
+    /// The complete or partial copy of this version of the file, if there is one that is good for a new open; another is
+    /// dropped.
     pub fn get(&self, id: FileId, version: &FileVersion) -> Option<FileUse> {
         if let Some(file) = self.files.get(id) {
-            if file.version() == *version {
+            if file.version() == *version && !file.is_unsettled() {
                 return file.use_it();
             }
             if self.take_out(&file) {
@@ -371,6 +379,8 @@ impl Cache {
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
         self.background.stop();
+        // The index does not know them.
+        self.files.all().iter().filter(|file| file.is_unsettled()).for_each(|file| self.drop_file(file));
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);
         }

@@ -17,7 +17,7 @@ use crate::policy::StreamTracker;
 use crate::store::file::Need;
 use crate::store::{CacheFile, Chunk, FileUse, Place, Reservation, disk_bytes};
 use crate::types::{
-    Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, chunk_range, escape_bytes,
+    Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, Timestamp, chunk_range, escape_bytes,
 };
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -75,7 +75,8 @@ impl Seen {
     }
 }
 
-/// An open file of the source and what it looked like when it was opened.
+/// An open file of the source and what it looked like when its version was chosen: when it was looked up, or when it was
+/// opened.
 #[derive(Clone)]
 pub struct Opened {
     /// The file.
@@ -399,7 +400,8 @@ impl Cache {
     }
 
     /// Whether the bytes of an open file are those of the version that it was opened as. A file that only lost a name
-    /// since (rename over it, unlink) still has them, and its reader holds the last reference.
+    /// since (rename over it, unlink) still has them, and its reader holds the last reference. Losing it has changed the
+    /// ctime, so an overwriting before that, with size and mtime set back, cannot be told apart.
     pub(super) fn is_unchanged(&self, opened: &Opened, now: &Attr) -> bool {
         let same_bytes = now.size == opened.attr.size && now.mtime == opened.attr.mtime;
         let lost_a_name = same_bytes && now.nlink < opened.attr.nlink;
@@ -534,6 +536,7 @@ impl Cache {
             return Ok(false);
         };
         let Ok(target) = self.open_data(file) else { return Ok(false) };
+        let began = Timestamp::now();
         let mut written = Vec::with_capacity(extent.len() as usize);
         let io = self.dir.io();
         let job = Copy { source: &*opened.source, target: &target, io, chunks: extent, size: file.size() };
@@ -547,6 +550,9 @@ impl Cache {
             return good;
         }
         self.ssd.worked();
+        if self.source.is_racy(&opened.attr, began) {
+            file.set_unsettled();
+        }
         file.add_space(room);
         let bytes = extent.bytes(file.size()).len();
         self.stats.backing_bytes_read.add(bytes);

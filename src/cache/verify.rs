@@ -96,6 +96,8 @@ pub fn offline(dir: &CacheDir, mut loaded: Loaded) -> Result<VerifyReport> {
         report.files += 1;
         match verify_record(dir, record, &mut reader) {
             Ok(bytes) => report.bytes += bytes,
+            // Dropped shortly before a stop that was not clean, after the last commit.
+            Err(e) if !loaded.clean && e.kind() == ErrorKind::NotFound => dropped.push((*id, Change::Remove)),
             Err(_) => {
                 report.damaged.push(escape_bytes(&record.path));
                 dir.remove(record.number)?;

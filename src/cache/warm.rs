@@ -179,7 +179,9 @@ impl Cache {
         while let Some(path) = waiting.pop() {
             let dir = match self.source.open_dir(&path) {
                 // Removed while we walk.
-                Err(e) if e.kind() == ErrorKind::NotFound && path != top => continue,
+                Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Stale) && path != top => {
+                    continue;
+                }
                 other => other?,
             };
             for entry in dir.entries()? {

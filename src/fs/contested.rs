@@ -27,7 +27,15 @@ type Name = (NodeId, Box<[u8]>);
 /// The names and the files held.
 pub struct Contested {
     names: Mutex<LruCache<Name, Instant>>,
-    pins: Mutex<LruCache<NodeId, (Pin, Instant)>>,
+    pins: Mutex<LruCache<NodeId, Held>>,
+}
+
+/// A file that is held, for as many opens as there were look-ups: readers that look a name up at the same time get one
+/// node, and each of them is going to open it.
+struct Held {
+    pin: Pin,
+    since: Instant,
+    opens: u32,
 }
 
 impl Default for Contested {
@@ -48,26 +56,75 @@ impl Contested {
         if names.is_empty() {
             return false;
         }
-        let key = (dir, Box::from(name.as_bytes()));
-        let contested = names.get(&key).is_some_and(|since| since.elapsed() < MOMENT);
-        if !contested {
-            names.pop(&key);
+        // A name is remembered for longer than it is contested, and longer than any file is held for it: the look-ups
+        // that follow let all of them go.
+        while names.peek_lru().is_some_and(|(_, since)| since.elapsed() > MOMENT * 3) {
+            names.pop_lru();
         }
+        let contested =
+            names.peek(&(dir, Box::from(name.as_bytes()))).is_some_and(|since| since.elapsed() < MOMENT);
+        drop(names);
+        self.let_go();
         contested
     }
 
-    /// Holds the file that a look-up saw for the open of its node; files that nobody came for are let go.
-    pub fn hold(&self, node: NodeId, pin: Pin) {
+    /// Files that nobody came for in time.
+    fn let_go(&self) {
         let mut pins = self.pins.lock();
-        while pins.peek_lru().is_some_and(|(_, (_, since))| since.elapsed() > MOMENT) {
+        while pins.peek_lru().is_some_and(|(_, held)| held.since.elapsed() > MOMENT) {
             pins.pop_lru();
         }
-        pins.put(node, (pin, Instant::now()));
+    }
+
+    /// Holds the file that a look-up saw for the open of its node.
+    pub fn hold(&self, node: NodeId, pin: Pin) {
+        let mut pins = self.pins.lock();
+        let others = pins.peek(&node).map_or(0, |held| held.opens);
+        pins.put(node, Held { pin, since: Instant::now(), opens: others + 1 });
     }
 
     /// The file that is held for a node.
     pub fn take(&self, node: NodeId) -> Option<Pin> {
-        let (pin, since) = self.pins.lock().pop(&node)?;
-        (since.elapsed() < MOMENT).then_some(pin)
+        let mut pins = self.pins.lock();
+        let held = pins.peek_mut(&node)?;
+        held.opens -= 1;
+        let fresh = held.since.elapsed() < MOMENT;
+        let pin = held.pin.clone();
+        if held.opens == 0 || !fresh {
+            pins.pop(&node);
+        }
+        fresh.then_some(pin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backing::{LocalSource, Source};
+    use std::path::Path;
+
+    /// Goal: readers that look a contested name up at the same time all open the file they saw, however soon it is
+    /// replaced, and none is held after that.
+    #[test]
+    fn a_file_is_held_for_as_many_opens_as_look_ups() {
+        let tmp = tempfile::tempdir().unwrap();
+        std::fs::write(tmp.path().join("f"), "x").unwrap();
+        let source = LocalSource::new(tmp.path(), None).unwrap();
+        let contested = Contested::default();
+        for _ in 0..2 {
+            contested.hold(7, source.look(Path::new("f")).unwrap().1.unwrap());
+        }
+        assert!(contested.take(7).is_some() && contested.take(7).is_some());
+        assert!(contested.take(7).is_none() && contested.take(8).is_none());
+        assert_eq!(contested.pins.lock().len(), 0);
+    }
+
+    #[test]
+    fn a_name_is_contested_for_a_moment() {
+        let contested = Contested::default();
+        let is = |name: &str| contested.is(1, OsStr::new(name));
+        assert!(!is("f"));
+        contested.add(1, b"f");
+        assert!(is("f") && !is("g") && !contested.is(2, OsStr::new("f")));
     }
 }

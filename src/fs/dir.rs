@@ -25,6 +25,8 @@ pub struct Listing {
     sorted: Box<[u32]>,
     /// The directory's own times: as long as they stay, so do its entries.
     times: (Timestamp, Timestamp),
+    /// A change that the times do not tell may have followed at once.
+    racy: bool,
     /// The device that its entries are on, but for those that something is mounted on.
     dev: u64,
     checked_ms: AtomicU64,
@@ -44,8 +46,8 @@ pub struct Row {
 }
 
 impl Listing {
-    /// The listing of `entries`, in their order, of the directory with these attributes.
-    pub fn new(entries: &[DirEntry], dir: &Attr, checked_ms: u64) -> Self {
+    /// The listing of `entries`, in their order, of the directory with these attributes. `racy`: for this time only.
+    pub fn new(entries: &[DirEntry], dir: &Attr, racy: bool, checked_ms: u64) -> Self {
         let mut names = Vec::with_capacity(entries.iter().map(|e| e.name.len()).sum());
         let mut rows = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -64,6 +66,7 @@ impl Listing {
             names: names.into(),
             rows: rows.into(),
             times: (dir.mtime, dir.ctime),
+            racy,
             dev: dir.identity.dev,
             checked_ms: checked_ms.into(),
             remembered: Mutex::default(),
@@ -229,7 +232,7 @@ impl Fs {
 
     /// The listing, from memory if the directory's times say that it is still true. Tells whether it is the same.
     fn list(&self, node: &Arc<Node>) -> Result<(Arc<Listing>, bool)> {
-        let checked_ms = self.now_ms();
+        let (checked_ms, began) = (self.now_ms(), Timestamp::now());
         let dir = self.source.open_dir(&node.path())?;
         let attr = dir.attr()?;
         if node.lock().attr.identity != attr.identity {
@@ -239,12 +242,14 @@ impl Fs {
         let kept = self.listing_of(node);
         if let Some(kept) = kept
             && kept.times == times
+            && !kept.racy
         {
             kept.checked_ms.store(checked_ms, Ordering::Relaxed);
             return Ok((kept, true));
         }
         self.stats.listings.inc();
-        let listing = Arc::new(Listing::new(&dir.entries()?, &attr, checked_ms));
+        let racy = self.source.is_racy(&attr, began);
+        let listing = Arc::new(Listing::new(&dir.entries()?, &attr, racy, checked_ms));
         node.lock().listing = Some(listing.clone());
         self.listings.lock().put(attr.identity, listing.clone());
         Ok((listing, false))
@@ -516,7 +521,7 @@ mod tests {
             kind: FileKind::Regular,
         };
         let entries: Vec<_> = names.iter().enumerate().map(entry).collect();
-        let listing = Listing::new(&entries, &Attr::UNKNOWN, 0);
+        let listing = Listing::new(&entries, &Attr::UNKNOWN, false, 0);
         for (i, name) in names.iter().enumerate() {
             assert_eq!(listing.find(name).map(|row| row.ino), Some(i as u64));
         }

@@ -24,7 +24,10 @@ impl Fs {
             Ok(parent) => parent,
             Err(e) => return reply(Err(e)),
         };
-        if let Some(entry) = self.known_entry(&parent, name) {
+        // Of a contested name the source is asked every time: what is known is without a file held for the open.
+        if !self.contested.is(parent.id, name)
+            && let Some(entry) = self.known_entry(&parent, name)
+        {
             return reply(Ok(entry));
         }
         // If the source is silent, what was known is better than nothing.
@@ -177,7 +180,7 @@ impl Fs {
         let checked_ms = self.now_ms();
         let found = match self.source.stat(&node.path()) {
             Ok(attr) => Some(attr),
-            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Stale) => None,
             Err(e) => return Err(e),
         };
         let mut state = node.lock();

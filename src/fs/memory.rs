@@ -132,7 +132,7 @@ mod tests {
     fn listing(entries: usize) -> Arc<Listing> {
         let entry =
             |n: usize| DirEntry { name: n.to_string().into(), ino: n as u64, kind: FileKind::Regular };
-        Arc::new(Listing::new(&(0..entries).map(entry).collect::<Vec<_>>(), &Attr::UNKNOWN, 0))
+        Arc::new(Listing::new(&(0..entries).map(entry).collect::<Vec<_>>(), &Attr::UNKNOWN, false, 0))
     }
 
     fn dir(ino: u64) -> Identity {

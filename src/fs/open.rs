@@ -11,7 +11,7 @@ use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
 use crate::store::FileUse;
 use crate::store::file::Need;
-use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
+use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result, Timestamp};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -256,7 +256,9 @@ impl Fs {
             drop(state);
             return Ok(self.opened(mode, true));
         }
-        let keep = !std::mem::take(&mut state.pages_stale);
+        // Pages of a copy that is for this open only are not for the next.
+        let racy = self.source.is_racy(&state.attr, Timestamp::now());
+        let keep = !std::mem::replace(&mut state.pages_stale, racy) && !racy;
         state.open = Some(Box::new(OpenState { handles: 1, mode: mode.clone(), serving }));
         drop(state);
         Ok(self.opened(mode, keep))

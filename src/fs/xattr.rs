@@ -102,7 +102,8 @@ impl Fs {
             b"mode" => self.mode_of(node).into(),
             b"hits" => file.map_or(0, CacheFile::hits).to_string(),
             b"cache_path" => match file.map(CacheFile::place) {
-                Some(Place::Ssd { number }) => {
+                // One that is only held open has no name any more.
+                Some(Place::Ssd { number }) if file.is_some_and(|file| self.is_kept(file)) => {
                     return Ok(self.cache.dir().data_path(*number).as_os_str().as_bytes().to_vec());
                 }
                 _ => return Err(no_data()),
@@ -122,7 +123,11 @@ impl Fs {
             return serving.file().map(|file| Arc::clone(file));
         }
         let file = self.cache.peek(self.source.file_id(&node.path(), &attr))?;
-        (file.version() == self.source.version(&attr)).then_some(file)
+        (file.version() == self.source.version(&attr) && !file.is_unsettled()).then_some(file)
+    }
+
+    fn is_kept(&self, file: &CacheFile) -> bool {
+        self.cache.peek(file.id()).is_some_and(|kept| std::ptr::eq(&*kept, file))
     }
 
     fn mode_of(&self, node: &Node) -> &'static str {

@@ -70,6 +70,15 @@ pub struct DiskFree {
     pub free_files: Option<u64>,
 }
 
+/// What [`CacheDir::sweep`] found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// How many files it removed.
+    pub removed: u64,
+    /// Numbers of the files that stay.
+    pub kept: HashSet<u64>,
+}
+
 impl CacheDir {
     /// Creates or opens `path` for `source` and locks it. Refuses a directory that is not ours alone, that another
     /// daemon holds, that has another format, or that holds something else.
@@ -359,23 +368,26 @@ impl CacheDir {
         self.next_number.load(Ordering::Relaxed)
     }
 
-    /// Removes data files that the index does not know: what a crash left half filled. Returns how many.
-    pub fn sweep(&self, known: &HashSet<u64>) -> Result<u64> {
-        let mut removed = 0;
+    /// Removes data files that the index does not know: what a crash left half filled.
+    pub fn sweep(&self, known: &HashSet<u64>) -> Result<Swept> {
+        let mut swept = Swept::default();
         for shard in self.list(Path::new("."))? {
             for sub in self.list(Path::new(&shard))? {
                 let dir = format!("{shard}/{sub}");
                 for name in self.list(Path::new(&dir))? {
                     let number = u64::from_str_radix(&name, 16).ok();
-                    if number.is_some_and(|n| known.contains(&n) && relative(n) == format!("{dir}/{name}")) {
-                        continue;
-                    }
                     let path = format!("{dir}/{name}");
-                    removed += u64::from(self.io.remove(&self.dirs().data, path.as_ref()).is_ok());
+                    match number.filter(|n| known.contains(n) && relative(*n) == path) {
+                        Some(number) => _ = swept.kept.insert(number),
+                        None => {
+                            swept.removed +=
+                                u64::from(self.io.remove(&self.dirs().data, path.as_ref()).is_ok());
+                        }
+                    }
                 }
             }
         }
-        Ok(removed)
+        Ok(swept)
     }
 
     /// Names in a directory under `data`; what is not a directory has none.
@@ -843,7 +855,10 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let dir = CacheDir::open(&tmp.path().join("cache"), Path::new("/s")).unwrap();
         let numbers: Vec<u64> = (0..5).map(|_| dir.create().unwrap().0).collect();
-        assert_eq!(dir.sweep(&HashSet::from([numbers[1], numbers[3]])).unwrap(), 3);
+        assert_eq!(
+            dir.sweep(&HashSet::from([numbers[1], numbers[3], 99])).unwrap(),
+            Swept { removed: 3, kept: HashSet::from([numbers[1], numbers[3]]) }
+        );
         assert!(dir.data_path(numbers[1]).exists() && !dir.data_path(numbers[0]).exists());
     }
 

@@ -19,7 +19,7 @@ use crate::types::{
 };
 use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Where the bytes are.
@@ -68,6 +68,7 @@ pub struct CacheFile {
     reservation: Mutex<Reservation>,
     users: AtomicU32,
     hits: AtomicU32,
+    unsettled: AtomicBool,
 }
 
 struct State {
@@ -112,6 +113,7 @@ impl CacheFile {
             reservation: Mutex::new(reservation),
             users: AtomicU32::new(0),
             hits: AtomicU32::new(0),
+            unsettled: AtomicBool::new(false),
         })
     }
 
@@ -125,9 +127,12 @@ impl CacheFile {
         Self::new(id, record.version, &record.path, Place::Ssd { number: record.number }, chunks, reservation)
     }
 
-    /// The record to write; `None` for a file in memory.
+    /// The record to write; `None` for a file in memory and for one that is not to be kept.
     pub fn record(&self) -> Option<Record> {
         let Place::Ssd { number } = self.place else { return None };
+        if self.is_unsettled() {
+            return None;
+        }
         let hash = |chunk: &Chunk| match chunk {
             Chunk::Present { hash, .. } => Some(*hash),
             Chunk::Missing => None,
@@ -139,6 +144,17 @@ impl CacheFile {
     /// Its key.
     pub fn id(&self) -> FileId {
         self.id
+    }
+
+    /// It was read so soon after the source's file changed that a later change may have the same version: it is good for
+    /// who is reading it, and for nobody who comes later.
+    pub fn set_unsettled(&self) {
+        self.unsettled.store(true, Ordering::Release);
+    }
+
+    /// Whether it is so.
+    pub fn is_unsettled(&self) -> bool {
+        self.unsettled.load(Ordering::Acquire)
     }
 
     /// Its content.

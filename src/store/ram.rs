@@ -28,7 +28,7 @@ impl RamWindow {
     pub fn get(&self, id: FileId, version: &FileVersion) -> Option<Arc<CacheFile>> {
         let mut files = self.files.lock();
         let file = files.get(&id)?;
-        if file.version() == *version {
+        if file.version() == *version && !file.is_unsettled() {
             return Some(file.clone());
         }
         files.pop(&id);

@@ -190,6 +190,11 @@ fn find_program(name: &str) -> Option<PathBuf> {
         .find(|file| rustix::fs::access(file, rustix::fs::Access::EXEC_OK).is_ok() && file.is_file())
 }
 
+/// The running kernel's version; (0, 0) where it does not tell.
+pub fn kernel_version() -> (u32, u32) {
+    parse_release(&rustix::system::uname().release().to_string_lossy()).unwrap_or((0, 0))
+}
+
 /// `6.18.44-generic` is (6, 18); `5.4` and `6.1-rc3` exist too.
 fn parse_release(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());

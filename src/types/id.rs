@@ -36,7 +36,8 @@ impl FileId {
 }
 
 /// Which content of a file. Equal versions have equal bytes; anything that may have changed the bytes changes the
-/// version (`ctime` cannot be set by a user).
+/// version (`ctime` cannot be set by a user), but for changes within one step of the source's clock, which the rule in
+/// `backing::racy` is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileVersion {
     /// Length in bytes.

@@ -340,22 +340,23 @@ pub fn lookup(fs: &Arc<Fs>, path: &str) -> Result<Seen> {
 
 /// Opens a path as the kernel does: on ESTALE it looks the name up again, once.
 pub fn open(fs: &Arc<Fs>, path: &str) -> Result<File> {
-    let open_once = || {
-        let seen = lookup(fs, path)?;
-        if seen.attr.kind != FileKind::Regular {
-            return Err(Error::os("open", path, 21));
-        }
-        let answer = wait(|reply| fs.open(seen.node, reply))?;
-        let kernel = match answer {
-            Answer::Passthrough(kernel) => Some(kernel),
-            Answer::KeepPages | Answer::DropPages => None,
-        };
-        Ok(File { kernel, seen })
-    };
+    let open_once = || open_seen(lookup(fs, path)?);
     match open_once() {
         Err(e) if e.errno() == Some(116) => open_once(),
         other => other,
     }
+}
+
+/// Opens what was looked up.
+pub fn open_seen(seen: Seen) -> Result<File> {
+    if seen.attr.kind != FileKind::Regular {
+        return Err(Error::os("open", "no file", 21));
+    }
+    let kernel = match wait(|reply| seen.fs.open(seen.node, reply))? {
+        Answer::Passthrough(kernel) => Some(kernel),
+        Answer::KeepPages | Answer::DropPages => None,
+    };
+    Ok(File { kernel, seen })
 }
 
 /// An open file.

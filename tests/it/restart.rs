@@ -197,3 +197,22 @@ fn after_a_crash_cached_files_need_no_byte_of_the_source() {
         assert_eq!(world.faults().bytes_read(), 0);
     }
 }
+
+/// Goal: what was dropped just before a crash, so that the index still speaks of it, is neither damage nor takes room.
+#[test]
+fn what_was_dropped_just_before_a_crash_is_no_damage() {
+    let mut world = World::with(Options { ttl: Some(Duration::ZERO), ..Options::default() });
+    world.put("f", 30_000, 1);
+    world.get("f");
+    world.put("kept", 10_000, 2);
+    world.get("kept");
+    world.cache().flush();
+    let new = world.put("f", 20_000, 3);
+    assert_eq!(world.get("f"), new);
+    world.crash_and_start();
+    assert_eq!(world.cache().file_count(), 1, "the one that is there");
+    assert_eq!(world.cache().usage().files, 1);
+    let report = world.cache().verify(&[std::path::Path::new("")], &mut |_| true);
+    assert_eq!((report.files, report.damaged), (1, Vec::new()));
+    assert_eq!(world.get("f"), new);
+}

@@ -314,3 +314,37 @@ fn bug_051_a_fetch_that_fails_half_way_gives_its_space_back() {
         assert_eq!(cached.reserved_bytes(), du(&world.data_files()[0]));
     }
 }
+
+/// Goal: a name that is replaced between look-up and open, and again after the second look-up, is opened as the second
+/// look-up saw it, by all who looked, also where nothing can be kept of it; it is read whole from the source.
+#[test]
+fn a_name_that_is_fought_for_is_opened_without_room_too() {
+    for small_file_bytes_max in [MIB, 0] {
+        let world = World::with(Options {
+            bytes_max: 4096,
+            files_max: 0,
+            ram_window_bytes: 0,
+            small_file_bytes_max,
+            ttl: Some(Duration::ZERO),
+            ..Options::default()
+        });
+        let replace = |version| {
+            let bytes = pattern(version, 30_000);
+            std::fs::write(world.dir().join("aside"), &bytes).unwrap();
+            std::fs::rename(world.dir().join("aside"), world.src("f")).unwrap();
+            bytes
+        };
+        replace(1);
+        let seen = world.lookup("f").unwrap();
+        let second = replace(2);
+        assert_eq!(open_seen(seen).err().and_then(|e| e.errno()), Some(116), "the kernel looks again");
+        let seen = [world.lookup("f").unwrap(), world.lookup("f").unwrap()];
+        let third = replace(3);
+        for seen in seen {
+            // Closed before the next opens: each needs the file for itself.
+            assert!(open_seen(seen).unwrap().read_all().unwrap() == second);
+        }
+        assert!(world.stats().bypass_opens.get() >= 2, "it was kept");
+        assert!(world.get("f") == third);
+    }
+}

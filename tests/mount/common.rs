@@ -13,6 +13,8 @@ const WATCHDOG: Duration = Duration::from_secs(120);
 /// A source, a cache and a place to mount.
 pub struct World {
     dir: tempfile::TempDir,
+    /// Where the cache is if not beside the source.
+    cache: Option<tempfile::TempDir>,
     flags: Vec<String>,
     _watchdog: mpsc::Sender<()>,
 }
@@ -40,10 +42,10 @@ macro_rules! need_mount {
 pub fn warmfs() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_warmfs"));
     command.stdin(Stdio::null());
-    // The tests' own; the binary refuses variables of its prefix that it does not know.
-    ["WARMFS_TIER", "WARMFS_FIGURES", "WARMFS_TEST_SEED"].iter().for_each(|name| {
+    // Words to the tests; the program takes every WARMFS_ variable for a key of its own.
+    for name in ["WARMFS_TEST_SEED", "WARMFS_TIER", "WARMFS_FIGURES"] {
         command.env_remove(name);
-    });
+    }
     command
 }
 
@@ -74,7 +76,16 @@ impl World {
                 std::process::exit(99);
             }
         });
-        Self { dir, flags: flags.iter().map(ToString::to_string).collect(), _watchdog: alive }
+        Self { dir, cache: None, flags: flags.iter().map(ToString::to_string).collect(), _watchdog: alive }
+    }
+
+    /// The same with its cache in another directory, on another file system say.
+    #[allow(dead_code)] // Of the programs that share this file, the model only.
+    pub fn with_cache_in(base: &Path, flags: &[&str]) -> Self {
+        let cache = tempfile::Builder::new().prefix("warmfs-test-").tempdir_in(base).unwrap();
+        let mut world = Self::new(flags);
+        world.cache = Some(cache);
+        world
     }
 
     /// A world that is mounted.
@@ -101,7 +112,7 @@ impl World {
 
     /// The cache directory.
     pub fn cache(&self) -> PathBuf {
-        self.dir().join("cache")
+        self.cache.as_ref().map_or(self.dir(), |cache| cache.path()).join("cache")
     }
 
     /// Mounts; fails the test if that fails.

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Runs a test in both ways of serving; it is given the flags.
-pub fn both(test: impl Fn(&[&'static str])) {
+pub fn both(mut test: impl FnMut(&[&'static str])) {
     for mode in [&[][..], &["--no-passthrough"]] {
         eprintln!("mode {mode:?}");
         test(mode);
