@@ -40,7 +40,7 @@ use crate::policy::Eviction;
 use crate::stats::Stats;
 use crate::store::dir::Swept;
 use crate::store::index::Loaded;
-use crate::store::{Budget, CacheDir, CacheFile, FileUse, RamWindow, disk_bytes};
+use crate::store::{Budget, CacheDir, CacheFile, FileUse, RamWindow, Record, disk_bytes};
 use crate::types::{ChunkIndex, Error, ErrorKind, FileId, FileVersion, KernelRef, Result};
 use engine::FillEngine;
 use flight::FlightTable;
@@ -111,20 +111,8 @@ impl Cache {
         stats.cache_errors.add(damaged);
         let next = records.iter().map(|(_, r)| r.number + 1).max().unwrap_or(0);
         dir.start_numbers_at(next);
-        let mut gone = Vec::new();
         // What the index has lost is on the disk all the same.
-        if !clean || damaged > 0 {
-            let Swept { removed, kept } = dir.sweep(&records.iter().map(|(_, r)| r.number).collect())?;
-            // Dropped shortly before the stop, after the last commit: no damage, and nothing to be counted.
-            gone.extend(
-                records.extract_if(.., |(_, record)| !kept.contains(&record.number)).map(|(id, _)| id),
-            );
-            // A new cache has nothing to be said of.
-            let why = if clean { "the index was damaged" } else { "the last stop was not clean" };
-            if removed > 0 || !records.is_empty() {
-                tracing::info!("{why}: {removed} unfinished files removed");
-            }
-        }
+        let forgotten = if clean && damaged == 0 { Vec::new() } else { sweep(&dir, &mut records)? };
         // After a stop that was not clean it is of another time.
         let note = index.scrub_note().filter(|_| clean);
         let cache = Arc::new(Self {
@@ -148,14 +136,14 @@ impl Cache {
             free_seen: Mutex::new(None),
         });
         cache.adopt(records, &order, clean);
-        gone.into_iter().for_each(|id| cache.journal.removed(id));
+        forgotten.into_iter().for_each(|id| cache.journal.removed(id));
         cache.journal.start(&cache);
         Ok(cache)
     }
 
     /// Takes over what the index remembers, in the eviction order of the last stop; without one the older numbers go
     /// first, which is the order of filling.
-    fn adopt(&self, mut records: Vec<(FileId, crate::store::Record)>, order: &[FileId], trusted: bool) {
+    fn adopt(&self, mut records: Vec<(FileId, Record)>, order: &[FileId], trusted: bool) {
         let rank: HashMap<FileId, usize> = order.iter().enumerate().map(|(i, id)| (*id, i + 1)).collect();
         records.sort_by_key(|(id, record)| (rank.get(id).copied().unwrap_or(0), record.number));
         let mut policy = self.policy.lock();
@@ -400,6 +388,21 @@ impl Cache {
     pub fn attach(&self, file: &CacheFile, kernel: Option<KernelRef>) {
         drop(file.set_kernel_ref(kernel));
     }
+}
+
+/// After a crash, or damage of the index: removes data files that no record speaks of, and takes out the records whose file was removed before
+/// the index could be told, which would count as cached and take up room. Gives the ids of those.
+fn sweep(dir: &CacheDir, records: &mut Vec<(FileId, Record)>) -> Result<Vec<FileId>> {
+    // A new cache has nothing to be said of.
+    let had_records = !records.is_empty();
+    let Swept { removed, kept } = dir.sweep(&records.iter().map(|(_, r)| r.number).collect())?;
+    let gone = records.extract_if(.., |(_, record)| !kept.contains(&record.number));
+    let forgotten: Vec<_> = gone.map(|(id, _)| id).collect();
+    if removed > 0 || had_records {
+        let records = forgotten.len();
+        tracing::info!("{removed} files that the index does not know and {records} outdated records removed");
+    }
+    Ok(forgotten)
 }
 
 fn abandoned() -> Error {

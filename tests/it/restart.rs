@@ -132,6 +132,32 @@ fn bug_043_what_a_crash_left_on_the_disk_is_counted() {
     assert_eq!(counted(), du(&world.data_files()[0]));
 }
 
+/// Goal: a file whose copy was evicted, or gave way to a newer version, is not taken for cached after a crash that came
+/// before the index was told: it would be called warm and take up room without being there.
+#[test]
+fn a_crash_before_the_index_learns_of_a_removal_leaves_no_entry() {
+    let mut world = World::new();
+    for name in ["evicted", "replaced", "kept"] {
+        let bytes = world.put(name, 50_000, 1);
+        assert!(world.get(name) == bytes);
+    }
+    world.cache().flush();
+    let evicted = world.cache().all_files().into_iter().find(|f| f.path() == b"evicted").unwrap().id();
+    assert!(world.cache().evict(evicted));
+    let newer = world.put("replaced", 60_000, 2);
+    assert!(world.get("replaced") == newer);
+    world.crash_and_start();
+    assert_eq!(world.data_files().len(), 1);
+    let names: Vec<_> = world.cache().all_files().iter().map(|f| f.path().to_vec()).collect();
+    assert_eq!(names, [b"kept"], "the others are not there");
+    let counted: u64 = world.cache().all_files().iter().map(|f| f.reserved_bytes()).sum();
+    assert_eq!(counted, du(&world.data_files()[0]));
+    // The index forgets them, too.
+    world.cache().flush();
+    world.crash_and_start();
+    assert_eq!(world.cache().file_count(), 1);
+}
+
 /// Goal: a start over many files is quick, also when all must be verified before they are believed.
 #[test]
 fn bug_058_a_start_over_20_000_files_takes_no_time() {

@@ -331,7 +331,8 @@ fn drop_some(what: &str) {
     std::fs::write("/proc/sys/vm/drop_caches", what).unwrap();
 }
 
-fn dump_stacks() {
+/// Where the threads of all daemons are, for somebody who looks at a hang.
+pub fn dump_stacks() {
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         if !line.windows(6).any(|w| w == b"warmfs") {
