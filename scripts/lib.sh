@@ -71,3 +71,9 @@ drop_scratch() {
     done
     rm -rf --one-file-system "$SCRATCH"
 }
+
+# figure JSON: a result for the scoreboard, as tests/figures.rs writes them.
+figure() {
+    say "figure $1"
+    [[ -z ${WARMFS_FIGURES:-} ]] || printf '%s\n' "$1" >>"$WARMFS_FIGURES"
+}

@@ -125,8 +125,7 @@ impl Cache {
                 let file = self.complete(want, Place::Ssd { number }, copied, room);
                 // In use before it is in the map: nothing can evict it between the two.
                 let used = file.use_it().expect("not in the map yet, so nobody retired it");
-                self.publish(&file);
-                Ok(used)
+                if self.publish(&file) { Ok(used) } else { Err(Stop::NoRoom) }
             }
             Err(stop) => {
                 if let Err(e) = self.dir.remove(number) {
@@ -258,7 +257,7 @@ impl Cache {
                 let chunks = vec![Chunk::Missing; chunk_count(want.version.size) as usize];
                 let path = want.path.as_os_str().as_bytes();
                 let file = CacheFile::new(want.id, want.version, path, Place::Ssd { number }, chunks, room);
-                let (used, first) = self.publish_or_join(&file);
+                let (used, first) = self.publish_or_join(&file)?;
                 if !first && let Err(e) = self.dir.remove(number) {
                     self.ssd_failed(&e);
                 }

@@ -3,7 +3,7 @@
 //! Who waits holds no thread: it leaves what is to be done with the result and goes. A lead that ends without a result
 //! (it panicked, say) gives its waiters the value for that, so that nobody waits for ever.
 
-use parking_lot::Mutex;
+use crate::types::sync::Mutex;
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;

@@ -9,8 +9,8 @@
 use super::Cache;
 use crate::stats::Stats;
 use crate::store::{CacheDir, CacheFile, Change, Index};
+use crate::types::sync::{Condvar, Mutex, thread};
 use crate::types::{FileId, Result};
-use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -60,7 +60,7 @@ impl Journal {
     pub(super) fn start(&self, cache: &Arc<Cache>) {
         let (shared, cache) = (self.shared.clone(), Arc::downgrade(cache));
         let started =
-            std::thread::Builder::new().name("warmfs-index".into()).spawn(move || shared.run(&cache)).is_ok();
+            thread::Builder::new().name("warmfs-index".into()).spawn(move || shared.run(&cache)).is_ok();
         if !started {
             tracing::warn!("no thread for the index: what is cached now is forgotten at the next stop");
         }

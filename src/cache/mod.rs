@@ -41,15 +41,15 @@ use crate::stats::Stats;
 use crate::store::dir::Swept;
 use crate::store::index::Loaded;
 use crate::store::{Budget, CacheDir, CacheFile, FileUse, RamWindow, Record, disk_bytes};
+use crate::types::sync::Mutex;
+use crate::types::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{ChunkIndex, Error, ErrorKind, FileId, FileVersion, KernelRef, Result};
 use engine::FillEngine;
 use flight::FlightTable;
 use journal::Journal;
-use parking_lot::Mutex;
 use pool::Pool;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How a cache is to behave.
@@ -228,6 +228,7 @@ impl Cache {
         let was_there = self.files.remove_exactly(file);
         if was_there {
             policy.removed(file.id());
+            self.journal.removed(file.id());
         }
         was_there
     }
@@ -243,11 +244,10 @@ impl Cache {
         true
     }
 
-    /// After it left the map: its name, its record and the kernel's reference go. Its space is given back with the
+    /// After it left the map: its name and the kernel's reference go. Its space is given back with the
     /// last reference.
     fn discard(&self, file: &Arc<CacheFile>) {
         drop(file.set_kernel_ref(None));
-        self.journal.removed(file.id());
         if let crate::store::Place::Ssd { number } = file.place() {
             // Without a descriptor its space counts as free once nobody here refers to it.
             let _ = file.keep_open(&self.dir);
@@ -257,21 +257,30 @@ impl Cache {
         }
     }
 
-    /// Puts a file into the map; another version of it that was there is dropped.
-    fn publish(&self, file: &Arc<CacheFile>) {
+    /// Puts a file into the map; another version of it that was there is dropped. `false` if the cache has stopped.
+    fn publish(&self, file: &Arc<CacheFile>) -> bool {
         let old = {
             let mut policy = self.policy.lock();
+            if !self.enlist(file) {
+                return false;
+            }
             policy.inserted(file.id());
             self.files.insert(file.clone())
         };
-        self.published(file, old);
+        if let Some(old) = old {
+            self.supersede(&old);
+        }
+        true
     }
 
     /// The same, unless this version of it is there already, which is then used: of two that are opened at once, both
-    /// read from one. Tells whether it is the new one.
-    fn publish_or_join(&self, file: &Arc<CacheFile>) -> (FileUse, bool) {
+    /// read from one. Tells whether it is the new one. `None` if the cache has stopped.
+    fn publish_or_join(&self, file: &Arc<CacheFile>) -> Option<(FileUse, bool)> {
         let put = {
             let mut policy = self.policy.lock();
+            if !self.enlist(file) {
+                return None;
+            }
             let put = self.files.insert_or_use(file);
             if put.is_ok() {
                 policy.inserted(file.id());
@@ -280,21 +289,25 @@ impl Cache {
         };
         match put {
             Ok((used, old)) => {
-                self.published(file, old);
-                (used, true)
+                if let Some(old) = old {
+                    self.supersede(&old);
+                }
+                Some((used, true))
             }
-            Err(used) => (used, false),
+            Err(used) => Some((used, false)),
         }
     }
 
-    fn published(&self, file: &Arc<CacheFile>, old: Option<Arc<CacheFile>>) {
-        if let Some(old) = old {
-            self.supersede(&old);
+    /// Its data file stays and the index will speak of it. With the policy locked, together with its place in the map: a
+    /// stop finds all of it or nothing. `false` if the cache has stopped.
+    fn enlist(&self, file: &CacheFile) -> bool {
+        if let crate::store::Place::Ssd { number } = file.place()
+            && !self.dir.finish(*number)
+        {
+            return false;
         }
         self.journal.changed(file.id());
-        if let crate::store::Place::Ssd { number } = file.place() {
-            self.dir.finish(*number);
-        }
+        true
     }
 
     /// Another version has taken the place of `old`, which is sound: who uses it reads on from it.
@@ -367,16 +380,18 @@ impl Cache {
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
         self.background.stop();
-        // The index does not know them.
-        self.files.all().iter().filter(|file| file.is_unsettled()).for_each(|file| self.drop_file(file));
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);
         }
+        // The index does not know them; and from here on no file comes into the map.
+        self.files.all().iter().filter(|file| file.is_unsettled()).for_each(|file| self.drop_file(file));
         // A directory that was removed whole is not wanted any more.
         if !self.dir.is_removed() {
             self.mend();
         }
-        self.journal.stop(self, &self.policy.lock().order());
+        // Who put a file into the map before the directory closed has told the journal of it by then.
+        let order = self.policy.lock().order();
+        self.journal.stop(self, &order);
     }
 
     /// Writes what changed to the index now rather than in a moment.

@@ -4,7 +4,7 @@
 //! that finds it full runs into a refusal and not into memory. A job that panics is one failed request (its reply is
 //! dropped, which answers EIO), not a lost thread.
 
-use parking_lot::{Condvar, Mutex};
+use crate::types::sync::{Condvar, Mutex, thread};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl Pool {
         state.threads += 1;
         drop(state);
         let shared = self.shared.clone();
-        let started = std::thread::Builder::new().name(self.shared.name.into()).spawn(move || shared.run());
+        let started = thread::Builder::new().name(self.shared.name.into()).spawn(move || shared.run());
         if started.is_err() {
             // No thread to be had: one that runs will come to it, or the job is refused.
             let mut state = self.shared.state.lock();

@@ -16,10 +16,10 @@ use crate::backing::SourceFile;
 use crate::policy::StreamTracker;
 use crate::store::file::Need;
 use crate::store::{CacheFile, Chunk, FileUse, Place, Reservation, disk_bytes};
+use crate::types::sync::Mutex;
 use crate::types::{
     Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, Timestamp, chunk_range, escape_bytes,
 };
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;

@@ -55,6 +55,7 @@ impl Cache {
             policy.removed(id);
             // Under the policy's lock, as every change of both.
             let listed = chosen.as_ref().is_some_and(|file| self.files.remove_exactly(file));
+            self.journal.removed(id);
             (chosen, listed)
         };
         if let (Some(file), true) = (file, chosen) {

@@ -12,7 +12,7 @@ const READ_BYTES: usize = 64 << 10;
 
 /// What came.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub enum Next {
     /// One line without its newline.
     Line(Vec<u8>),
     /// The peer is done; half a line at the end is dropped.
@@ -24,7 +24,7 @@ pub(super) enum Next {
 }
 
 /// A stream cut into lines.
-pub(super) struct Lines {
+pub struct Lines {
     stream: UnixStream,
     /// What was read and not yet returned.
     buffer: Vec<u8>,
@@ -35,17 +35,17 @@ pub(super) struct Lines {
 
 impl Lines {
     /// Lines of at most `bytes_max` bytes, the newline included.
-    pub(super) fn new(stream: UnixStream, bytes_max: usize) -> Self {
+    pub fn new(stream: UnixStream, bytes_max: usize) -> Self {
         Self { stream, buffer: Vec::new(), searched: 0, bytes_max }
     }
 
     /// The stream itself.
-    pub(super) fn stream(&self) -> &UnixStream {
+    pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
     /// The next line, complete at `deadline`.
-    pub(super) fn next(&mut self, deadline: Option<Instant>) -> io::Result<Next> {
+    pub fn next(&mut self, deadline: Option<Instant>) -> io::Result<Next> {
         loop {
             if let Some(length) = self.buffer[self.searched..].iter().position(|b| *b == b'\n') {
                 return Ok(self.take_line(self.searched + length));
@@ -67,7 +67,7 @@ impl Lines {
     }
 
     /// Writes a whole line, or fails at the deadline, however slowly the peer reads.
-    pub(super) fn send(&self, mut line: &[u8], deadline: Instant) -> io::Result<()> {
+    pub fn send(&self, mut line: &[u8], deadline: Instant) -> io::Result<()> {
         let mut stream = &self.stream;
         while !line.is_empty() {
             let timeout = remaining(Some(deadline)).ok_or(ErrorKind::TimedOut)?;

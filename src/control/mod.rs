@@ -20,6 +20,8 @@ mod protocol;
 mod server;
 
 pub use client::{Client, ClientError, Mounted, find_mount};
+#[cfg(fuzzing)]
+pub use line::{Lines, Next};
 pub use protocol::{
     ControlError, ControlErrorKind, Info, PassthroughInfo, RelPath, Reply, Request, VERSION, batches,
     parse_request,

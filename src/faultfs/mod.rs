@@ -57,6 +57,14 @@ use crate::sys::mount::{self, MountOptions};
 use crate::sys::mountinfo;
 use crate::types::{Error, PathText, Result};
 
+/// For the fuzz targets: parses rules and lets them judge a read of `path`, over and over.
+#[cfg(fuzzing)]
+pub fn fuzz_rules(text: &str, path: &[u8]) -> std::result::Result<(), String> {
+    let mut rules = rules::Rules::parse(text)?;
+    (0..3).for_each(|_| _ = rules.judge(counts::Op::Read, path));
+    Ok(())
+}
+
 /// What follows `fuse.` in the mount's type.
 pub const SUBTYPE: &str = "warmfs-faultfs";
 

@@ -8,8 +8,8 @@
 
 use crate::backing::Pin;
 use crate::types::NodeId;
+use crate::types::sync::Mutex;
 use lru::LruCache;
-use parking_lot::Mutex;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;

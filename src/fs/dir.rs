@@ -8,13 +8,13 @@ use super::node::Node;
 use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
 use crate::backing::{DirEntry, SourceDir};
+use crate::types::sync::Mutex;
+use crate::types::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
-use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// The entries of a directory at one moment. Names lie in one piece of memory: a million of them are kept.

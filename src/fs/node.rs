@@ -10,14 +10,14 @@
 
 use super::dir::Listing;
 use crate::cache::Serving;
+use crate::types::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::types::sync::{Mutex, MutexGuard};
 use crate::types::{Attr, FileKind, Identity, KernelRef, NodeId, Timestamp};
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// The root's number, by the protocol.
 pub const ROOT: NodeId = 1;
@@ -234,7 +234,7 @@ impl NodeTable {
         loop {
             match self.enter_as(id, parent, name, attr, checked_ms, version_changed) {
                 Some(node) => return node,
-                None => id = self.alternate(&attr.identity, id),
+                None => id = self.other_id(&attr.identity, id),
             }
         }
     }
@@ -251,6 +251,10 @@ impl NodeTable {
     ) -> Option<Arc<Node>> {
         let mut shard = self.shard(id).lock();
         let Some(node) = shard.get(&id).cloned() else {
+            // Since it was looked for the object may have got another number, or given this one back.
+            if self.known_id(&attr.identity) != id {
+                return None;
+            }
             let node = Node::new(id, *attr, Some((parent.clone(), name.into())), checked_ms);
             node.nlookup.store(1, Ordering::Release);
             shard.insert(id, node.clone());
@@ -297,12 +301,13 @@ impl NodeTable {
             return;
         }
         let node = shard.remove(&id);
-        drop(shard);
-        if let Some(node) = node
+        // Under the shard's lock: who finds the number free then also finds that it is nobody's.
+        if let Some(node) = &node
             && self.alternates_len.load(Ordering::Acquire) > 0
         {
-            self.forget_alternate(&node);
+            self.forget_alternate(node);
         }
+        drop(shard);
     }
 
     fn known_id(&self, identity: &Identity) -> NodeId {
@@ -314,17 +319,22 @@ impl NodeTable {
         self.natural_id(identity)
     }
 
-    /// Another number for an object, because `taken` is. The first is made of the object alone: one that the kernel
-    /// forgets and finds again, under a new name say, is to have the same number as before.
-    fn alternate(&self, identity: &Identity, taken: NodeId) -> NodeId {
+    /// Another number for an object than `tried`: the one that it was given meanwhile, by a look-up at the same time, or
+    /// else a new one. The first is made of the object alone: one that the kernel forgets and finds again, under a new
+    /// name say, is to have the same number as before.
+    fn other_id(&self, identity: &Identity, tried: NodeId) -> NodeId {
+        let mut alternates = self.alternates.lock();
+        let known = alternates.get(identity).copied().unwrap_or_else(|| self.natural_id(identity));
+        if known != tried {
+            return known;
+        }
         let birth = mix(identity.birth.secs as u64) ^ u64::from(identity.birth.nanos);
         let mixed = |salt: u64| (mix(identity.ino ^ mix(salt)) | FOREIGN).min(INSIDE - 1);
         let first = mixed(mix(birth) ^ identity.dev);
-        let id = match first == taken {
+        let id = match first == tried {
             true => mixed(self.next_alternate.fetch_add(1, Ordering::Relaxed) + 1),
             false => first,
         };
-        let mut alternates = self.alternates.lock();
         alternates.insert(*identity, id);
         self.alternates_len.store(alternates.len(), Ordering::Release);
         id

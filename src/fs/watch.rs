@@ -13,7 +13,7 @@
 use crate::stats::Stats;
 use crate::sys::process;
 use crate::types::Error;
-use parking_lot::{Condvar, Mutex};
+use crate::types::sync::{Condvar, Mutex, MutexGuard, thread};
 use rustix::io::Errno;
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -248,7 +248,7 @@ impl Watch {
         if !state.running {
             let watch = self.clone();
             state.running =
-                std::thread::Builder::new().name("warmfs-watch".into()).spawn(move || watch.run()).is_ok();
+                thread::Builder::new().name("warmfs-watch".into()).spawn(move || watch.run()).is_ok();
         } else if state.waiting.len() == 1 {
             self.changed.notify_one();
         }
@@ -265,7 +265,7 @@ impl Watch {
             self.changed.wait_for(&mut state, TICK);
             let overdue = self.overdue(&mut state);
             // The answers are given without the lock: they write to the kernel.
-            parking_lot::MutexGuard::unlocked(&mut state, || overdue.into_iter().for_each(|act| act()));
+            MutexGuard::unlocked(&mut state, || overdue.into_iter().for_each(|act| act()));
         }
     }
 

@@ -8,7 +8,7 @@
 //! its file holds it for another moment. Such space is on its way out ([`Reservation::leave`]) and counts until it is gone.
 
 use crate::sys::lease;
-use parking_lot::Mutex;
+use crate::types::sync::Mutex;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -108,6 +108,9 @@ impl CacheDir {
         setup.write_format()?;
         let name = source_name(source);
         let source_path = path.join(&name);
+        create_private(&io, &source_path)?;
+        // A link in its place leads to what is not ours to write.
+        open_dir(&io, &source_path)?;
         create_private(&io, &source_path.join("data"))?;
         write_text(&io, &source_path.join("SOURCE"), &format!("{}\n", PathText(source)))?;
         Self::with_lock(io, path, name, Arc::new(lock))
@@ -254,10 +257,15 @@ impl CacheDir {
         Err(Error::new(ErrorKind::Busy, "create", "a file in a cache that has stopped"))
     }
 
-    /// The index will speak of this file: it stays when the cache stops.
-    pub fn finish(&self, number: u64) {
-        if let Some(unfinished) = self.unfinished.lock().as_mut() {
-            unfinished.remove(&number);
+    /// The index will speak of this file: it stays when the cache stops. `false` if the cache has stopped, which removes
+    /// the file.
+    pub fn finish(&self, number: u64) -> bool {
+        match self.unfinished.lock().as_mut() {
+            Some(unfinished) => {
+                unfinished.remove(&number);
+                true
+            }
+            None => false,
         }
     }
 
@@ -556,7 +564,7 @@ impl Setup<'_> {
                     "cache directory {} has format `{}`, this warmfs writes `{}`; remove the directory or choose another \
                      --cache-dir",
                     PathText(self.path),
-                    escape_bytes(text.trim_ascii()),
+                    escape_bytes(text.trim_ascii()).chars().take(40).collect::<String>(),
                     ours.trim()
                 ),
             )),
@@ -798,6 +806,47 @@ mod tests {
                 _ => {}
             }
             assert!(dir.open_data(number, 10, false).is_err(), "{plant}");
+        }
+    }
+
+    /// Goal: what is planted in place of the small files is refused at once, in one line, and nothing is written outside.
+    /// Method: links to a file and to a directory, a pipe, and text that is not ours.
+    #[test]
+    fn bug_030_small_files_are_neither_followed_nor_waited_for() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (cache, outside) = (tmp.path().join("cache"), tmp.path().join("outside"));
+        std::fs::create_dir_all(outside.join("data")).unwrap();
+        std::fs::write(outside.join("victim"), "as it was").unwrap();
+        let id = source_name(Path::new("/s"));
+        for (name, plant) in [
+            (id.clone() + "/SOURCE", "link"),
+            (id.clone(), "link to a directory"),
+            ("FORMAT".into(), "link"),
+            ("FORMAT".into(), "pipe"),
+            ("FORMAT".into(), "text"),
+        ] {
+            let _ = std::fs::remove_dir_all(&cache);
+            drop(CacheDir::open(&cache, Path::new("/s")).unwrap());
+            let path = cache.join(&name);
+            std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir_all(&path)).unwrap();
+            match plant {
+                "link" => symlink(outside.join("victim"), &path).unwrap(),
+                "link to a directory" => symlink(&outside, &path).unwrap(),
+                "pipe" => {
+                    let mode = Mode::from_raw_mode(0o600);
+                    rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+                }
+                _ => std::fs::write(&path, "warmfs\n\x1b[31m".repeat(1000)).unwrap(),
+            }
+            let error = CacheDir::open(&cache, Path::new("/s")).err();
+            let text = error.unwrap_or_else(|| panic!("{name} as a {plant} is taken")).to_string();
+            assert!(!text.contains(char::is_control) && text.len() < 1000, "{text}");
+            assert_eq!(
+                std::fs::read_to_string(outside.join("victim")).unwrap(),
+                "as it was",
+                "{name} {plant}"
+            );
+            assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 2, "{name} {plant}");
         }
     }
 

@@ -14,12 +14,12 @@
 //! took is given back when the last reference to it is gone, because the disk frees it no earlier.
 
 use super::{CacheDir, Record, Reservation, disk_bytes};
+use crate::types::sync::Mutex;
+use crate::types::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::types::{
     ChunkIndex, ChunkRange, FileId, FileVersion, KernelRef, Result, chunk_count, chunk_range,
 };
-use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Where the bytes are.
@@ -78,6 +78,19 @@ struct State {
     fd: Weak<OwnedFd>,
     /// Set when the file loses its name: who has it open reads on, and whether the kernel holds it can be seen.
     kept: Option<Arc<OwnedFd>>,
+}
+
+impl State {
+    fn set(&mut self, index: ChunkIndex, chunk: Chunk) {
+        let old = std::mem::replace(&mut self.chunks[index as usize], chunk);
+        let count = |c: Chunk| match c {
+            Chunk::Missing => (1, 0),
+            Chunk::Present { trusted: false, .. } => (0, 1),
+            Chunk::Present { trusted: true, .. } => (0, 0),
+        };
+        self.missing = self.missing - count(old).0 + count(chunk).0;
+        self.untrusted = self.untrusted - count(old).1 + count(chunk).1;
+    }
 }
 
 /// `users` of a file that was chosen for removal: nobody may begin to use it.
@@ -235,14 +248,15 @@ impl CacheFile {
 
     /// The chunk's bytes and checksum are written: from now on it is present and trusted.
     pub fn set_present(&self, index: ChunkIndex, hash: [u8; 32]) {
-        self.set(index, Chunk::Present { hash, trusted: true });
+        self.state.lock().set(index, Chunk::Present { hash, trusted: true });
     }
 
     /// The bytes of a present chunk are not to be believed any more; they stay where they are, for somebody may have the
     /// file open.
     pub fn distrust(&self, index: ChunkIndex) {
-        if let Chunk::Present { hash, .. } = self.chunk(index) {
-            self.set(index, Chunk::Present { hash, trusted: false });
+        let mut s = self.state.lock();
+        if let Chunk::Present { hash, .. } = s.chunks[index as usize] {
+            s.set(index, Chunk::Present { hash, trusted: false });
         }
     }
 
@@ -257,19 +271,7 @@ impl CacheFile {
 
     /// The chunk's bytes are not what was written. They still lie on the disk, so their space stays taken.
     pub fn set_missing(&self, index: ChunkIndex) {
-        self.set(index, Chunk::Missing);
-    }
-
-    fn set(&self, index: ChunkIndex, chunk: Chunk) {
-        let mut s = self.state.lock();
-        let old = std::mem::replace(&mut s.chunks[index as usize], chunk);
-        let count = |c: Chunk| match c {
-            Chunk::Missing => (1, 0),
-            Chunk::Present { trusted: false, .. } => (0, 1),
-            Chunk::Present { trusted: true, .. } => (0, 0),
-        };
-        s.missing = s.missing - count(old).0 + count(chunk).0;
-        s.untrusted = s.untrusted - count(old).1 + count(chunk).1;
+        self.state.lock().set(index, Chunk::Missing);
     }
 
     /// Adds the space of chunks that were written. A chunk that was written before has its space already: a file never

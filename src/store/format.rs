@@ -92,6 +92,10 @@ impl Record {
         }
         let path = r.take(path_len)?.to_vec();
         let bitmap = r.take((count as usize).div_ceil(8))?;
+        // Bits beyond the last chunk were never set.
+        if count % 8 != 0 && bitmap.last().is_some_and(|last| last >> (count % 8) != 0) {
+            return None;
+        }
         let mut chunks = Vec::with_capacity(count as usize);
         for i in 0..count as usize {
             let present = bitmap[i / 8] & (1 << (i % 8)) != 0;
@@ -146,6 +150,20 @@ mod tests {
         let r = record(0, b"x".to_vec(), &|_| true);
         assert!(r.is_complete());
         assert_eq!(Record::decode(ID, &r.encode(ID)), Some(r));
+    }
+
+    /// Goal: bytes that were never written are no record, even under a right checksum. Method: a bit of the bitmap
+    /// beyond the last chunk.
+    #[test]
+    fn a_bitmap_that_speaks_of_chunks_beyond_the_end_is_refused() {
+        let mut bytes = record(3 * CHUNK_BYTES, b"x".to_vec(), &|i| i != 1).encode(ID);
+        bytes.truncate(bytes.len() - CHECK_BYTES);
+        let bitmap = &mut bytes[FIXED_BYTES + 1];
+        assert_eq!(*bitmap, 0b101);
+        *bitmap |= 0b1000;
+        let check = check(ID, &bytes);
+        bytes.extend(check);
+        assert_eq!(Record::decode(ID, &bytes), None);
     }
 
     proptest! {

@@ -3,9 +3,9 @@
 
 use super::{Budget, CacheFile, Reservation, disk_bytes};
 use crate::sys::io::Io;
+use crate::types::sync::Mutex;
 use crate::types::{Error, FileId, FileVersion, Result};
 use lru::LruCache;
-use parking_lot::Mutex;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

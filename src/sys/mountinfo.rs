@@ -84,8 +84,8 @@ fn place_of(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Lines that are not of the documented form are left out: no caller could do better.
-fn parse(table: &[u8]) -> Vec<MountEntry> {
+/// The entries of a table. Lines that are not of the documented form are left out: no caller could do better.
+pub fn parse(table: &[u8]) -> Vec<MountEntry> {
     table.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 

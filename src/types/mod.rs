@@ -1,13 +1,15 @@
 //! The ground floor: words that more than one room speaks.
 //!
 //! A type that two rooms name belongs here, however small it is; a small word kept one floor too high is what ties
-//! modules into a knot. Nothing here does I/O, takes a lock or reads a clock.
+//! modules into a knot. Nothing here does I/O, takes a lock or reads a clock;
+//! [`sync`] only names the locks that others take.
 #![forbid(unsafe_code)]
 
 mod attr;
 mod error;
 mod id;
 mod range;
+pub mod sync;
 mod text;
 pub mod units;
 
