@@ -11,6 +11,7 @@
 //! | [`open`] | how a file is opened: a pure decision, and what follows from it |
 //! | [`contested`] | names that are replaced faster than they can be opened |
 //! | [`dir`] | listings |
+//! | [`acl`] | access control lists of the source |
 //! | [`memory`] | what is remembered of names that the kernel has forgotten |
 //! | [`xattr`] | the inspection interface |
 //! | [`inside`] | `.warmfs/`, the directory that no listing shows |
@@ -22,6 +23,7 @@
 //! version of which parts were never fetched and that the source does not have any more is ESTALE.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod contested;
 pub mod dir;
 pub mod inside;
@@ -121,6 +123,7 @@ pub struct Fs {
     dir_handles: Mutex<dir::DirHandles>,
     listings: Mutex<memory::Listings>,
     contested: contested::Contested,
+    unlisted: acl::Unlisted,
     control_path: OnceLock<PathBuf>,
 }
 
@@ -142,6 +145,7 @@ impl Fs {
             dir_handles: Mutex::default(),
             listings: Mutex::default(),
             contested: contested::Contested::default(),
+            unlisted: acl::Unlisted::default(),
             control_path: OnceLock::new(),
             stats: cache.stats().clone(),
             settings,

@@ -1,12 +1,9 @@
 //! The inspection interface: `user.warmfs.*` on files and directories. Answered from memory, never by asking the
 //! source, and hidden from `listxattr` unless the configuration asks for it, so that `cp -a` does not copy figures.
-//!
-//! Beside it the one attribute of the source that the kernel needs: the access control list. It is asked of the source
-//! once per change of the object's ctime; if that fails, nobody is let in.
 
 use super::Fs;
-use super::node::{KnownAcl, Mode, Node};
-use super::{Reply, watch};
+use super::Reply;
+use super::node::{Mode, Node};
 use crate::cache::Serving;
 use crate::store::{CacheFile, Place};
 use crate::types::{Error, FileKind, NodeId, Result};
@@ -26,31 +23,6 @@ impl Fs {
             true => self.get_acl(id, reply),
             false => reply(self.own_xattr(id, name)),
         }
-    }
-
-    /// The access control list, which the kernel asks for before it lets in anybody but the owner: the mode bits of an
-    /// object that has one show the most that it grants to anybody, not what it grants to this one.
-    fn get_acl(self: &Arc<Self>, id: NodeId, reply: Reply<Vec<u8>>) {
-        let node = match self.node(id) {
-            Ok(node) => node,
-            Err(e) => return reply(Err(e)),
-        };
-        let (known, ctime, is_current) = {
-            let state = node.lock();
-            let known = state.acl.as_ref().map(|acl| acl.bytes.clone());
-            (known, state.attr.ctime, state.acl.as_ref().is_some_and(|acl| acl.ctime == state.attr.ctime))
-        };
-        let reply: Reply<Option<Box<[u8]>>> =
-            Box::new(move |acl| reply(acl.and_then(|acl| acl.map(Vec::from).ok_or_else(no_data))));
-        if is_current && let Some(acl) = known {
-            return reply(Ok(acl));
-        }
-        let ask = move |fs: &Arc<Self>| {
-            let bytes = fs.source.acl(&node.path())?.map(Vec::into_boxed_slice);
-            node.lock().acl = Some(Box::new(KnownAcl { ctime, bytes: bytes.clone() }));
-            Ok(bytes)
-        };
-        self.slow(reply, known.map(|acl| -> watch::Known<_> { Box::new(move || Some(acl)) }), ask, |_, _| {});
     }
 
     fn own_xattr(&self, id: NodeId, name: &[u8]) -> Result<Vec<u8>> {
@@ -164,6 +136,6 @@ fn state_of(file: Option<&CacheFile>) -> &'static str {
     }
 }
 
-fn no_data() -> Error {
+pub(super) fn no_data() -> Error {
     Error::os("getxattr", "", 61) // ENODATA
 }
