@@ -3,9 +3,9 @@
 //! It stands behind the same traits as the real one, so that what is tested is the code that runs in production. A
 //! file opened through it has no descriptor to read directly, so every byte passes the faults.
 
-use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
+use super::{DirEntry, FsFigures, Look, Pin, Source, SourceDir, SourceFile};
 use crate::sys::io::Io;
-use crate::types::{Attr, Error, FileId, FileVersion, Result, Timestamp};
+use crate::types::{Attr, Error, FileId, FileVersion, Result};
 use parking_lot::{Condvar, Mutex};
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -175,8 +175,8 @@ impl<S: Source> Source for FaultySource<S> {
         self.inner.version(attr)
     }
 
-    fn is_racy(&self, attr: &Attr, began: Timestamp) -> bool {
-        self.inner.is_racy(attr, began)
+    fn is_racy(&self, attr: &Attr, look: &Look) -> bool {
+        self.inner.is_racy(attr, look)
     }
 
     fn root_device(&self) -> u64 {
@@ -207,6 +207,10 @@ impl SourceFile for FaultyFile {
     fn attr(&self) -> Result<Attr> {
         self.shared.enter(Call::Stat)?;
         self.inner.attr()
+    }
+
+    fn is_open_for_writing(&self) -> Option<bool> {
+        self.inner.is_open_for_writing()
     }
 
     fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {

@@ -5,8 +5,7 @@
 //! cannot lead the daemon outside (its rights may be greater than the reader's). The same descriptor is what makes a
 //! mount over the source's own path possible.
 
-use super::racy::may_change_unseen;
-use super::{DirEntry, FsFigures, Pin, Source, SourceDir, SourceFile};
+use super::{DirEntry, FsFigures, Look, Pin, Source, SourceDir, SourceFile};
 use crate::sys::io::Io;
 use crate::types::{
     Attr, Error, ErrorKind, FileId, FileKind, FileVersion, Identity, PathText, Result, Timestamp,
@@ -19,6 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// How a file is recognised after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,12 +203,11 @@ impl Source for LocalSource {
         FileVersion { size: attr.size, mtime: attr.mtime, ctime: attr.ctime, ino }
     }
 
-    fn is_racy(&self, attr: &Attr, began: Timestamp) -> bool {
+    fn is_racy(&self, attr: &Attr, look: &Look) -> bool {
         // Not so directories: tmpfs gives one that a file was deleted from the time of the file. What is mounted below the
         // source may be anything.
         let here = attr.identity.dev == self.root_device && attr.kind != FileKind::Directory;
-        let exact = self.exact_times && here;
-        !exact && (may_change_unseen(attr.mtime, began) || may_change_unseen(attr.ctime, began))
+        look.is_racy(attr.mtime, attr.ctime, self.exact_times && here)
     }
 
     fn root_device(&self) -> u64 {
@@ -247,6 +246,10 @@ fn has_exact_times(f_type: u64) -> bool {
         && matches!(f_type & 0xffff_ffff, EXT4 | XFS | BTRFS | TMPFS)
 }
 
+/// A program that is being started has a copy of everything that its parent has open, for a moment, which is waited for.
+const STARTING_PROGRAM: Duration = Duration::from_millis(1);
+const STARTING_PROGRAMS: u32 = 5;
+
 struct LocalFile {
     io: Io,
     fd: Arc<OwnedFd>,
@@ -262,6 +265,17 @@ impl SourceFile for LocalFile {
     fn attr(&self) -> Result<Attr> {
         attr_of(&self.io, self.fd.as_fd(), c"")
             .map_err(|e| Error::os("stat", self.name.clone(), e.raw_os_error()))
+    }
+
+    fn is_open_for_writing(&self) -> Option<bool> {
+        for _ in 0..STARTING_PROGRAMS {
+            match self.io.is_open_for_writing(&*self.fd) {
+                Ok(true) => std::thread::sleep(STARTING_PROGRAM),
+                Ok(false) => return Some(false),
+                Err(_) => return None,
+            }
+        }
+        Some(true)
     }
 
     fn direct(&self) -> Option<(&Io, &Arc<OwnedFd>)> {

@@ -10,9 +10,10 @@ mod local;
 pub mod racy;
 
 pub use local::{IdentityRule, LocalSource};
+pub use racy::Look;
 
 use crate::sys::io::Io;
-use crate::types::{Attr, FileId, FileKind, FileVersion, Result, Timestamp};
+use crate::types::{Attr, FileId, FileKind, FileVersion, Result};
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -25,6 +26,11 @@ pub trait SourceFile: Send + Sync {
 
     /// The attributes now, asked of the source and not of a cache of ours.
     fn attr(&self) -> Result<Attr>;
+
+    /// Whether somebody has it open for writing; `None` where that is not known.
+    fn is_open_for_writing(&self) -> Option<bool> {
+        None
+    }
 
     /// The real descriptor, where reading it directly is the same thing, and the calls to read it by; `None` for sources
     /// that must be asked.
@@ -125,10 +131,10 @@ pub trait Source: Send + Sync {
     /// Which content `attr` speaks of.
     fn version(&self, attr: &Attr) -> FileVersion;
 
-    /// Whether what is read from `began` on of a file with these attributes may be of before a change that its version
-    /// will not tell: see [`racy`].
-    fn is_racy(&self, attr: &Attr, began: Timestamp) -> bool {
-        racy::may_change_unseen(attr.mtime, began) || racy::may_change_unseen(attr.ctime, began)
+    /// Whether what this look gives of a file with these attributes may be of before a change that its version will not
+    /// tell: see [`racy`].
+    fn is_racy(&self, attr: &Attr, look: &Look) -> bool {
+        look.is_racy(attr.mtime, attr.ctime, false)
     }
 
     /// The device of the root: objects on another device get node numbers of their own.

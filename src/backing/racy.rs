@@ -17,6 +17,38 @@ pub fn may_change_unseen(changed: Timestamp, began: Timestamp) -> bool {
     (nanos(began) - nanos(changed)).abs() < step
 }
 
+/// Longer than a page may be written to by a mapping without another time of the file: the kernel cleans pages after 30 s
+/// (`vm.dirty_expire_centisecs`), and then the next write gives one.
+const WRITERS_NANOS: i128 = 60_000_000_000;
+
+/// What is known of a look at some content before its first byte is read.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// When it began, by the clock that gives files their times ([`crate::sys::clock::file_time`]).
+    pub began: Timestamp,
+    /// Whether somebody had it open for writing then; `None` where that is not known. A write sets the time first and the
+    /// bytes after, so that with a writer in the middle of it the time is newer than what is read.
+    pub writers: Option<bool>,
+}
+
+impl Look {
+    /// A look at what nobody writes to, such as a directory.
+    pub fn without_writers(began: Timestamp) -> Self {
+        Self { began, writers: Some(false) }
+    }
+
+    /// Whether what is seen may be of before a change that will never be seen. `exact`: every change of what was looked at
+    /// gets a time of its own.
+    pub fn is_racy(&self, mtime: Timestamp, ctime: Timestamp, exact: bool) -> bool {
+        let in_one_step = may_change_unseen(mtime, self.began) || may_change_unseen(ctime, self.began);
+        match self.writers {
+            Some(false) => in_one_step && !exact,
+            Some(true) => in_one_step || (nanos(self.began) - nanos(ctime)).abs() < WRITERS_NANOS,
+            None => in_one_step,
+        }
+    }
+}
+
 fn nanos(time: Timestamp) -> i128 {
     i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos)
 }
@@ -27,6 +59,23 @@ mod tests {
 
     fn at(secs: i64, nanos: u32) -> Timestamp {
         Timestamp { secs, nanos }
+    }
+
+    #[test]
+    fn with_a_writer_nothing_young_is_settled_and_without_one_exact_times_tell_all() {
+        let look = |writers| Look { began: at(1000, 5), writers };
+        let (now, young, old) = (at(1000, 4), at(970, 5), at(900, 5));
+        for (writers, changed, exact, racy) in [
+            (Some(false), now, true, false),
+            (Some(false), now, false, true),
+            (Some(false), young, false, false),
+            (Some(true), young, true, true),
+            (Some(true), old, true, false),
+            (None, now, true, true),
+            (None, young, true, false),
+        ] {
+            assert_eq!(look(writers).is_racy(old, changed, exact), racy, "{writers:?} {changed:?} {exact}");
+        }
     }
 
     #[test]

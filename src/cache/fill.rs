@@ -9,7 +9,7 @@ use super::flight::Waiter;
 use super::read::{Opened, Serving};
 use crate::backing::Pin;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
-use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, Timestamp, chunk_count};
+use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -164,7 +164,7 @@ impl Cache {
         target: Arc<OwnedFd>,
     ) -> std::result::Result<Copied, Stop> {
         let size = want.version.size;
-        let began = Timestamp::now();
+        let look = opened.look();
         let mut chunks = vec![Chunk::Missing; chunk_count(size) as usize];
         let all = ChunkRange { start: 0, end: chunk_count(size) };
         let io = self.dir.io();
@@ -175,7 +175,7 @@ impl Cache {
             true
         });
         self.check_same(want, opened, copied)?;
-        Ok(Copied { chunks, racy: self.source.is_racy(&opened.attr, began) })
+        Ok(Copied { chunks, racy: self.source.is_racy(&opened.attr, &look) })
     }
 
     /// After a copy: its error if it had one, unless the source changed under it, which explains any.

@@ -12,13 +12,14 @@ use super::fill::{FillError, Want, path_of};
 use super::flight::{Lead, Waiter};
 use super::pool::Pool;
 use super::{Cache, abandoned};
-use crate::backing::SourceFile;
+use crate::backing::{Look, SourceFile};
 use crate::policy::StreamTracker;
 use crate::store::file::Need;
 use crate::store::{CacheFile, Chunk, FileUse, Place, Reservation, disk_bytes};
+use crate::sys::clock::file_time;
 use crate::types::sync::Mutex;
 use crate::types::{
-    Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, Timestamp, chunk_range, escape_bytes,
+    Attr, ByteRange, ChunkIndex, ChunkRange, Error, FileVersion, Result, chunk_range, escape_bytes,
 };
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -83,6 +84,13 @@ pub struct Opened {
     pub source: Arc<dyn SourceFile>,
     /// Its attributes at that moment.
     pub attr: Attr,
+}
+
+impl Opened {
+    /// A look at its content that begins now.
+    pub(super) fn look(&self) -> Look {
+        Look { began: file_time(), writers: self.source.is_open_for_writing() }
+    }
 }
 
 /// A copy in the making.
@@ -536,7 +544,7 @@ impl Cache {
             return Ok(false);
         };
         let Ok(target) = self.open_data(file) else { return Ok(false) };
-        let began = Timestamp::now();
+        let look = opened.look();
         let mut written = Vec::with_capacity(extent.len() as usize);
         let io = self.dir.io();
         let job = Copy { source: &*opened.source, target: &target, io, chunks: extent, size: file.size() };
@@ -550,7 +558,7 @@ impl Cache {
             return good;
         }
         self.ssd.worked();
-        if self.source.is_racy(&opened.attr, began) {
+        if self.source.is_racy(&opened.attr, &look) {
             file.set_unsettled();
         }
         file.add_space(room);

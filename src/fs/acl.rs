@@ -6,9 +6,11 @@
 //! nobody is let in.
 
 use super::node::KnownAcl;
-use super::watch::Known;
+use super::watch;
 use super::xattr::no_data;
 use super::{Fs, Reply};
+use crate::backing::Look;
+use crate::sys::clock::file_time;
 use crate::types::{Attr, Identity, NodeId, Timestamp};
 use parking_lot::Mutex;
 use std::collections::HashSet;
@@ -68,7 +70,7 @@ impl Generations {
 }
 
 /// What is known of an object's list.
-enum Look {
+enum Known {
     /// This is it.
     Current(Option<Box<[u8]>>),
     /// The source must be asked; this is what it said at an earlier time.
@@ -88,31 +90,31 @@ impl Fs {
         };
         let reply: Reply<Option<Box<[u8]>>> =
             Box::new(move |acl| reply(acl.and_then(|acl| acl.map(Vec::from).ok_or_else(no_data))));
-        let known = match self.look_at_acl(&attr, known) {
-            Look::Current(acl) => return reply(Ok(acl)),
-            Look::Ask(known) => known,
+        let known = match self.known_acl(&attr, known) {
+            Known::Current(acl) => return reply(Ok(acl)),
+            Known::Ask(known) => known,
         };
-        let known = known.map(|acl| -> Known<_> { Box::new(move || Some(acl)) });
+        let known = known.map(|acl| -> watch::Known<_> { Box::new(move || Some(acl)) });
         let ask = move |fs: &Arc<Self>| {
-            let began = Timestamp::now();
+            let look = Look::without_writers(file_time());
             let bytes = fs.source.acl(&node.path())?.map(Vec::into_boxed_slice);
-            fs.remember_acl(&node, &attr, bytes.clone(), began);
+            fs.remember_acl(&node, &attr, bytes.clone(), look);
             Ok(bytes)
         };
         self.slow(reply, known, ask, |_, _| {});
     }
 
-    fn look_at_acl(&self, attr: &Attr, known: Option<(Timestamp, Option<Box<[u8]>>)>) -> Look {
+    fn known_acl(&self, attr: &Attr, known: Option<(Timestamp, Option<Box<[u8]>>)>) -> Known {
         match known {
-            Some((ctime, acl)) if ctime == attr.ctime => Look::Current(acl),
-            _ if self.unlisted.contains(&attr.identity, attr.ctime) => Look::Current(None),
-            known => Look::Ask(known.map(|(_, acl)| acl)),
+            Some((ctime, acl)) if ctime == attr.ctime => Known::Current(acl),
+            _ if self.unlisted.contains(&attr.identity, attr.ctime) => Known::Current(None),
+            known => Known::Ask(known.map(|(_, acl)| acl)),
         }
     }
 
     /// A list that was read when a change of it could leave no other ctime is good for this time only.
-    fn remember_acl(&self, node: &super::node::Node, attr: &Attr, acl: Option<Box<[u8]>>, began: Timestamp) {
-        if self.source.is_racy(attr, began) {
+    fn remember_acl(&self, node: &super::node::Node, attr: &Attr, acl: Option<Box<[u8]>>, look: Look) {
+        if self.source.is_racy(attr, &look) {
             return;
         }
         match acl {

@@ -7,7 +7,8 @@ use super::memory::Remembered;
 use super::node::Node;
 use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
-use crate::backing::{DirEntry, SourceDir};
+use crate::backing::{DirEntry, Look, SourceDir};
+use crate::sys::clock::file_time;
 use crate::types::sync::Mutex;
 use crate::types::sync::atomic::{AtomicU64, Ordering};
 use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
@@ -232,7 +233,7 @@ impl Fs {
 
     /// The listing, from memory if the directory's times say that it is still true. Tells whether it is the same.
     fn list(&self, node: &Arc<Node>) -> Result<(Arc<Listing>, bool)> {
-        let (checked_ms, began) = (self.now_ms(), Timestamp::now());
+        let (checked_ms, look) = (self.now_ms(), Look::without_writers(file_time()));
         let dir = self.source.open_dir(&node.path())?;
         let attr = dir.attr()?;
         if node.lock().attr.identity != attr.identity {
@@ -248,7 +249,7 @@ impl Fs {
             return Ok((kept, true));
         }
         self.stats.listings.inc();
-        let racy = self.source.is_racy(&attr, began);
+        let racy = self.source.is_racy(&attr, &look);
         let listing = Arc::new(Listing::new(&dir.entries()?, &attr, racy, checked_ms));
         node.lock().listing = Some(listing.clone());
         self.listings.lock().put(attr.identity, listing.clone());

@@ -7,11 +7,13 @@
 use super::node::{Mode, Node, OpenState};
 use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
+use crate::backing::Look;
 use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
 use crate::store::FileUse;
 use crate::store::file::Need;
-use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result, Timestamp};
+use crate::sys::clock::file_time;
+use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -257,11 +259,17 @@ impl Fs {
             return Ok(self.opened(mode, true));
         }
         // Pages of a copy that is for this open only are not for the next.
-        let racy = self.source.is_racy(&state.attr, Timestamp::now());
+        let racy = self.is_for_this_open_only(&serving, &state.attr);
         let keep = !std::mem::replace(&mut state.pages_stale, racy) && !racy;
         state.open = Some(Box::new(OpenState { handles: 1, mode: mode.clone(), serving }));
         drop(state);
         Ok(self.opened(mode, keep))
+    }
+
+    fn is_for_this_open_only(&self, serving: &Serving, attr: &Attr) -> bool {
+        let writers = serving.file().map(|_| false);
+        let look = Look { began: file_time(), writers };
+        serving.file().is_some_and(|file| file.is_unsettled()) || self.source.is_racy(attr, &look)
     }
 
     fn version_of(&self, serving: &Serving) -> FileVersion {
@@ -460,7 +468,11 @@ impl Fs {
             let mut state = node.lock();
             let Some(open) = state.open.as_mut() else { return };
             open.handles -= 1;
-            if open.handles == 0 { state.open.take() } else { None }
+            let closed = if open.handles == 0 { state.open.take() } else { None };
+            // A copy that is good for nobody who comes later may have left pages in the kernel.
+            let unsettled = |open: &OpenState| open.serving.file().is_some_and(|file| file.is_unsettled());
+            state.pages_stale |= closed.as_deref().is_some_and(unsettled);
+            closed
         };
         // Not under the lock: the last use of an evicted file ends here, and with it its space.
         if let Some(closed) = closed {

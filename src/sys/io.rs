@@ -8,6 +8,7 @@
 //!
 //! Calls that a signal cut off are made again, here and nowhere else: for who reads a file, EINTR does not exist.
 
+use super::lease;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, Mode, OFlags, ResolveFlags, Stat, StatVfs, Statx, StatxFlags,
 };
@@ -77,6 +78,8 @@ pub enum Op {
     DropPages,
     /// flock, exclusive and at once.
     Lock,
+    /// fcntl that asks whether somebody has the file open for writing.
+    Writers,
     /// memfd_create.
     Memory,
 }
@@ -378,6 +381,11 @@ impl Io {
     pub fn lock(&self, fd: impl AsFd) -> Result<()> {
         let lock = |_| rustix::fs::flock(&fd, rustix::fs::FlockOperation::NonBlockingLockExclusive);
         self.run(Call::on(Op::Lock, fd.as_fd()), lock, done)
+    }
+
+    /// Whether somebody has an open file open for writing; see [`lease::is_open_for_writing`].
+    pub fn is_open_for_writing(&self, fd: impl AsFd) -> Result<bool> {
+        self.run(Call::on(Op::Writers, fd.as_fd()), |_| lease::is_open_for_writing(fd.as_fd()), done)
     }
 
     /// A file in memory.

@@ -5,6 +5,7 @@
 //! the kernel says that it is done, and an errno travels as data.
 #![allow(unsafe_code)]
 
+pub mod clock;
 pub mod facts;
 mod fusermount;
 pub mod io;

@@ -10,13 +10,15 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 use crate::types::{Error, Result};
 
 /// What serving needs, and what for.
-const KEPT: [CapabilitySet; 4] = [
+const KEPT: [CapabilitySet; 5] = [
     // Passthrough, and the unmount at the end.
     CapabilitySet::SYS_ADMIN,
     // Reading the source for whoever may: the kernel checks the caller, the daemon must be able to.
     CapabilitySet::DAC_READ_SEARCH,
     // O_NOATIME on files of others: the source's access times are not for the cache to change.
     CapabilitySet::FOWNER,
+    // Asking whether somebody has a file of another user open for writing.
+    CapabilitySet::LEASE,
     // The rings of io_uring count as locked memory on kernels before 5.12.
     CapabilitySet::IPC_LOCK,
 ];

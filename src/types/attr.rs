@@ -16,12 +16,6 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// The time now, by this machine's clock.
-    pub fn now() -> Self {
-        let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
-        Self { secs: since.as_secs() as i64, nanos: since.subsec_nanos() }
-    }
-
     /// The epoch.
     pub const ZERO: Self = Self { secs: 0, nanos: 0 };
 }

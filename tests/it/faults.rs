@@ -451,3 +451,33 @@ fn closing_a_handle_does_not_wait_for_the_source() {
         assert!(world.get("f") == bytes);
     }
 }
+
+/// Goal: a write sets the file's time first and moves its bytes after; what is read in between bears the new time and is
+/// old. It is served to that open and to no other. Method: a writer that has the file open, bytes that change by a mapping,
+/// without another time.
+#[test]
+fn what_is_read_while_somebody_writes_is_not_kept() {
+    for (small_file_bytes_max, passthrough) in [(4 * MIB, true), (4 * MIB, false), (0, false)] {
+        let world = World::with(Options { small_file_bytes_max, passthrough, ..Options::default() });
+        let old = world.put("f", 300_000, 1);
+        let writer = std::fs::File::options().read(true).write(true).open(world.src("f")).unwrap();
+        // The page is dirty from here on, so that the second change below leaves no time.
+        writer.write_all_at(&old[..8], 0).unwrap();
+        let stat = || std::fs::metadata(world.src("f")).unwrap().modified().unwrap();
+        let before = stat();
+        assert!(world.get("f") == old);
+        assert!(world.get("f") == old, "and again");
+        writer.write_all_at(b"changed!", 8).unwrap();
+        writer.set_modified(before).unwrap();
+        let new = std::fs::read(world.src("f")).unwrap();
+        assert!(world.get("f") == new);
+        let read = world.faults().bytes_read();
+        assert!(world.get("f") == new);
+        assert!(world.faults().bytes_read() > read, "not kept while it may be written to");
+        drop(writer);
+        assert!(world.get("f") == new && world.get("f") == new);
+        let read = world.faults().bytes_read();
+        assert!(world.get("f") == new);
+        assert_eq!(world.faults().bytes_read(), read, "kept when nobody can write to it");
+    }
+}
