@@ -94,6 +94,7 @@ pub fn run(work: &Path, count: u64, seed: u64, start: Instant) -> bool {
     let mut totals = Totals::default();
     let mut worlds: Vec<_> =
         [("plain", false), ("slow", true)].map(|(name, slow)| World::new(work, name, slow, &mut dice)).into();
+    let mut told = 0;
     for cycle in 0..count {
         let begin = Instant::now();
         // Four in five over the slow source: there a random instant meets a fill.
@@ -103,6 +104,8 @@ pub fn run(work: &Path, count: u64, seed: u64, start: Instant) -> bool {
             break;
         }
         totals.cycles.push(begin.elapsed());
+        totals.failures[told..].iter().for_each(|failure| println!("cycle {cycle}: {failure}"));
+        told = totals.failures.len();
         alive(start);
         if (cycle + 1) % 50 == 0 {
             println!("{}", totals.line());

@@ -112,7 +112,8 @@ impl<'a> Load<'a> {
             match result {
                 Ok(verdict) => {
                     self.judged.fetch_add(1, Ordering::Relaxed);
-                    if verdict.is_ok() && !entry.large {
+                    // A copy that was read too soon after a change is not kept, and is not warm.
+                    if verdict.is_ok() && !entry.large && is_warm(&path) {
                         entry.note_complete(look);
                     }
                     verdict.unwrap_or_else(|wrong| self.say(wrong));
@@ -179,4 +180,10 @@ fn pieces(path: &Path, dice: &mut Dice) -> std::io::Result<Vec<(u64, Vec<u8>)>> 
         Ok((offset, bytes))
     };
     (0..6).map(piece).collect()
+}
+
+/// Whether the cache says that it holds the file.
+fn is_warm(path: &Path) -> bool {
+    let mut value = [0; 16];
+    rustix::fs::lgetxattr(path, "user.warmfs.state", &mut value).is_ok_and(|len| &value[..len] == b"warm")
 }
