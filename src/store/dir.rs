@@ -317,11 +317,12 @@ impl CacheDir {
         })
     }
 
-    /// Removes a data file; one that is gone already is no error.
+    /// Removes a data file; one that is gone already is no error. Nor is it if somebody has put a directory in its place, or
+    /// a file in that of its directory: ours is gone, the disk works, and theirs is not ours to remove.
     pub fn remove(&self, number: u64) -> Result<()> {
         self.finish(number);
         match self.io.remove(&self.dirs().data, relative(number).as_ref()) {
-            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => Ok(()),
             Err(e) => Err(self.error("remove", number, e)),
         }
     }
@@ -909,6 +910,23 @@ mod tests {
             Swept { removed: 3, kept: HashSet::from([numbers[1], numbers[3]]) }
         );
         assert!(dir.data_path(numbers[1]).exists() && !dir.data_path(numbers[0]).exists());
+    }
+
+    #[test]
+    fn what_is_not_ours_to_remove_is_no_fault_of_the_disk() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = CacheDir::open(&tmp.path().join("cache"), Path::new("/s")).unwrap();
+        let (number, _) = dir.create().unwrap();
+        let path = dir.data_path(number);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        dir.remove(number).unwrap();
+        assert!(path.is_dir(), "a directory is not ours");
+        let above = path.parent().unwrap();
+        std::fs::remove_dir_all(above).unwrap();
+        std::fs::write(above, "theirs").unwrap();
+        dir.remove(number).unwrap();
+        assert_eq!(std::fs::read(above).unwrap(), b"theirs");
     }
 
     #[test]
