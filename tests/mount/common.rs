@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{PoisonError, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
-/// A test that takes longer than this hangs.
+/// A test that takes longer than this hangs; in a longer tier, which does more of the same, a multiple of it.
 const WATCHDOG: Duration = Duration::from_secs(120);
 
 /// A source, a cache and a place to mount.
@@ -57,7 +57,7 @@ pub fn run<S: AsRef<OsStr>>(args: &[S]) -> Output {
 impl World {
     /// Nothing mounted yet; `flags` are for every mount (besides the cache directory).
     pub fn new(flags: &[&str]) -> Self {
-        Self::patient(flags, WATCHDOG)
+        Self::patient(flags, WATCHDOG * crate::figures::scale(1, 10, 20) as u32)
     }
 
     /// The same for a test that may take longer.
