@@ -47,6 +47,10 @@ build_release() {
     WARMFS=$(cd "$ROOT" && realpath "${CARGO_TARGET_DIR:-target}")/release/warmfs
 }
 
+# warmfs ARGUMENTS...: runs the binary. It takes every WARMFS_ variable for a key of its own and refuses to start with
+# those that are words to the tests.
+warmfs() { env -u WARMFS_TIER -u WARMFS_FIGURES -u WARMFS_TEST_SEED "$WARMFS" "$@"; }
+
 # scratch_in DIR: makes a folder in DIR, sets $SCRATCH to it, and removes it when the script ends, whatever ends it:
 # first the mounts below it, the newest first, then the files.
 scratch_in() {
