@@ -40,9 +40,14 @@ macro_rules! need_mount {
 
 /// The binary under test.
 pub fn warmfs() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_warmfs"));
+    program(env!("CARGO_BIN_EXE_warmfs"))
+}
+
+/// A program that is the binary, or runs it in the end.
+pub fn program(path: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(path);
     command.stdin(Stdio::null());
-    // Words to the tests; the program takes every WARMFS_ variable for a key of its own.
+    // Words to the tests; the binary takes every WARMFS_ variable for a key of its own.
     for name in ["WARMFS_TEST_SEED", "WARMFS_TIER", "WARMFS_FIGURES"] {
         command.env_remove(name);
     }

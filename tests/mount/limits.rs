@@ -326,7 +326,7 @@ impl MemoryGroup {
 
     /// A shell that runs `script` in the group.
     fn shell(&self, script: &str) -> Command {
-        let mut command = Command::new("sh");
+        let mut command = program("sh");
         command.arg("-c").arg(format!("echo $$ > {}/cgroup.procs && {script}", self.0.display()));
         command.stdin(Stdio::null());
         command

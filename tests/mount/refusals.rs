@@ -60,7 +60,7 @@ fn chmod(path: &Path, mode: u32) {
 /// The same command, run by uid 65534 from a copy of the binary that it can reach.
 fn as_nobody(world: &World, command: &Command) -> Command {
     let binary = binary_for_users(world);
-    let mut other = Command::new("setpriv");
+    let mut other = program("setpriv");
     other
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
         .arg(binary)
@@ -302,7 +302,7 @@ fn bug_154_a_cache_that_cannot_be_written_is_refused() {
 
 /// Runs a script in a mount name space of its own, where `warmfs` is the binary.
 fn in_own_namespace(script: &str, arguments: &[&OsStr]) -> Output {
-    let mut command = Command::new("unshare");
+    let mut command = program("unshare");
     command
         .args(["-m", "--propagation=slave", "sh", "-ec", script, env!("CARGO_BIN_EXE_warmfs")])
         .args(arguments);
@@ -523,7 +523,7 @@ fn what_is_written_for_programs_can_be_read_by_them() {
 fn a_reader_that_goes_away_is_no_crash() {
     for words in ["man", "completions bash", "config show", "config show --json", "doctor", "--help"] {
         let script = format!("\"$0\" {words} | true");
-        let output = Command::new("bash")
+        let output = program("bash")
             .args(["-c", &script, env!("CARGO_BIN_EXE_warmfs")])
             .stdin(Stdio::null())
             .output()

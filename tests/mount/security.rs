@@ -893,8 +893,8 @@ fn row_12_the_daemon_gives_up_what_it_does_not_need() {
     let expected = pattern(1, 3000);
     assert_eq!(as_user(USERS[0], || std::fs::read(world.mnt("private/f")).unwrap()), expected);
     assert_eq!(world.stat("passthrough_opens"), 1);
-    // CAP_DAC_READ_SEARCH 2, CAP_FOWNER 3, CAP_IPC_LOCK 14, CAP_SYS_ADMIN 21.
-    let allowed: u64 = [2, 3, 14, 21].iter().map(|bit| 1u64 << bit).sum();
+    // CAP_DAC_READ_SEARCH 2, CAP_FOWNER 3, CAP_IPC_LOCK 14, CAP_SYS_ADMIN 21, CAP_LEASE 28.
+    let allowed: u64 = [2, 3, 14, 21, 28].iter().map(|bit| 1u64 << bit).sum();
     let (mut threads, mut bad) = (0, Vec::new());
     for task in std::fs::read_dir(format!("/proc/{}/task", world.pid())).unwrap() {
         let status = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
@@ -919,7 +919,7 @@ fn row_12_the_daemon_gives_up_what_it_does_not_need() {
     assert_eq!(world.get("private/f"), expected);
     Figure::new("R28", "row 12: threads with rights that serving does not take", threads, bad.len() as u64)
         .fired("threads looked at", threads)
-        .note("kept: DAC_READ_SEARCH, FOWNER (O_NOATIME), IPC_LOCK, SYS_ADMIN. An ordinary user's daemon: bug_073_*")
+        .note("kept: DAC_READ_SEARCH, FOWNER (O_NOATIME), IPC_LOCK, SYS_ADMIN, LEASE (who writes a file). An ordinary user's daemon: bug_073_*")
         .report();
     assert!(threads > 3 && bad.is_empty(), "{threads} {bad:?}");
 }

@@ -36,7 +36,7 @@ impl Who {
             Self::OwnerInGroup => (OWNER, 65534, Some(GROUP)),
             Self::Other => (65534, 65534, None),
         };
-        let mut command = Command::new("setpriv");
+        let mut command = program("setpriv");
         command.args([format!("--reuid={uid}"), format!("--regid={gid}")]);
         command.arg(groups.map_or("--clear-groups".into(), |g| format!("--groups={g}"))).arg("--");
         command.env("LC_ALL", "C").stdin(Stdio::null());
@@ -247,7 +247,7 @@ fn bug_147_the_cache_is_private_whatever_the_umask() {
             chmod(&world.cache(), 0o755);
         }
         let script = format!("umask {umask}; exec \"$@\"");
-        let output = Command::new("sh")
+        let output = program("sh")
             .args(["-c", &script, "sh", env!("CARGO_BIN_EXE_warmfs"), "mount"])
             .args([world.src(""), world.mnt("")])
             .args([OsStr::new("--cache-dir"), world.cache().as_os_str()])
@@ -271,7 +271,7 @@ fn as_user(world: &World, script: &str) -> Output {
             chmod 666 \"$D/fuse\"; mount --bind \"$D/fuse\" /dev/fuse
         fi
         exec setpriv --reuid=65534 --regid=65534 --clear-groups -- sh -c \"$SCRIPT\"";
-    let mut command = Command::new("unshare");
+    let mut command = program("unshare");
     command.args(["-m", "--propagation=slave", "sh", "-ec", SET_UP]).stdin(Stdio::null());
     command.env("SCRIPT", script).env("W", binary_for_users(world)).env("D", world.dir());
     command.env("HOME", world.dir()).env("LC_ALL", "C");
