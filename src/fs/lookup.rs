@@ -57,7 +57,7 @@ impl Fs {
             Ok((attr, pin)) => {
                 let node = self.enter(parent, name, &attr, checked_ms);
                 if let Some(pin) = pin {
-                    self.contested.hold(node.id, pin);
+                    self.contested.hold(node.id, pin, &self.watch);
                 }
                 Ok(self.found(node))
             }
