@@ -32,6 +32,12 @@ need_packages() {
         die "apt-get could not install: ${missing[*]}"
 }
 
+# What the tests call and build with.
+need_test_packages() {
+    need_packages fuse3:fusermount3 attr:getfattr acl:setfacl util-linux:findmnt e2fsprogs:mkfs.ext4 \
+        btrfs-progs:mkfs.btrfs python3:python3 g++:c++ libacl1-dev
+}
+
 # Rust is the one thing that is not installed for you: everybody has their own way to it.
 need_cargo() {
     command -v cargo >/dev/null || PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
@@ -47,8 +53,8 @@ build_release() {
     WARMFS=$(cd "$ROOT" && realpath "${CARGO_TARGET_DIR:-target}")/release/warmfs
 }
 
-# warmfs ARGUMENTS...: runs the binary. It takes every WARMFS_ variable for a key of its own and refuses to start with
-# those that are words to the tests.
+# warmfs COMMAND...: the release build, without the variables that are words to the tests: it takes every WARMFS_ variable
+# for a key of its own.
 warmfs() { env -u WARMFS_TIER -u WARMFS_FIGURES -u WARMFS_TEST_SEED "$WARMFS" "$@"; }
 
 # scratch_in DIR: makes a folder in DIR, sets $SCRATCH to it, and removes it when the script ends, whatever ends it:

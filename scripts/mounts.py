@@ -6,6 +6,14 @@ import subprocess
 import time
 
 
+# Words to the tests: the program takes every WARMFS_ variable for a key of its own.
+ENVIRONMENT = {
+    name: value
+    for name, value in os.environ.items()
+    if name not in ("WARMFS_TIER", "WARMFS_FIGURES", "WARMFS_TEST_SEED")
+}
+
+
 class Mount:
     """Mounts `source` for the length of a `with` block; without a mountpoint, in place.
 
@@ -31,10 +39,10 @@ class Mount:
 
     def __enter__(self):
         if self.foreground:
-            self.daemon = subprocess.Popen([*self.command, "--foreground"])
+            self.daemon = subprocess.Popen([*self.command, "--foreground"], env=ENVIRONMENT)
             wait_until_mounted(self.path, self.daemon)
         else:
-            subprocess.run(self.command, check=True)
+            subprocess.run(self.command, check=True, env=ENVIRONMENT)
         return self
 
     def __exit__(self, *_):
@@ -49,7 +57,11 @@ class Mount:
     def verb(self, name, *arguments):
         """Runs `warmfs NAME ...` and returns what it printed; a failure is an exception that shows its words."""
         done = subprocess.run(
-            [self.warmfs, name, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [self.warmfs, name, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=ENVIRONMENT,
         )
         if done.returncode:
             raise RuntimeError(f"warmfs {name} exited with {done.returncode}: {done.stdout.strip()}")

@@ -80,6 +80,16 @@ impl LocalSource {
         })
     }
 
+    /// What is at `path`, held and looked at.
+    fn see(&self, path: &Path) -> Result<(OwnedFd, Attr)> {
+        while_stale(|| {
+            let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+            let attr = attr_of(&self.io, fd.as_fd(), c"")
+                .map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))?;
+            Ok((fd, attr))
+        })
+    }
+
     fn resolve_for_reading(&self, path: &Path) -> Result<OwnedFd> {
         // O_NONBLOCK: a pipe that took the file's place must not hold us.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
@@ -100,17 +110,28 @@ impl LocalSource {
     }
 }
 
+/// How often a name is looked up anew when what it led to was replaced before it could be asked.
+const STALE_TRIES: u32 = 4;
+
+/// Network file systems say ESTALE of an object that was replaced between two calls. For whoever asks for a path that is
+/// no answer: the kernel, too, looks the path up anew.
+fn while_stale<T>(ask: impl Fn() -> Result<T>) -> Result<T> {
+    for _ in 1..STALE_TRIES {
+        match ask() {
+            Err(e) if e.errno() == Some(Errno::STALE.raw_os_error()) => {}
+            other => return other,
+        }
+    }
+    ask()
+}
+
 impl Source for LocalSource {
     fn stat(&self, path: &Path) -> Result<Attr> {
-        let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        attr_of(&self.io, fd.as_fd(), c"")
-            .map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))
+        self.see(path).map(|(_, attr)| attr)
     }
 
     fn look(&self, path: &Path) -> Result<(Attr, Option<Pin>)> {
-        let fd = self.resolve("stat", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        let attr = attr_of(&self.io, fd.as_fd(), c"")
-            .map_err(|e| Error::os("stat", PathText(path).to_string(), e.raw_os_error()))?;
+        let (fd, attr) = self.see(path)?;
         let regular = attr.kind == FileKind::Regular;
         Ok((attr, regular.then(|| Pin { fd: Arc::new(fd), attr })))
     }
@@ -132,13 +153,15 @@ impl Source for LocalSource {
     }
 
     fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>> {
-        let fd = self.resolve_for_reading(path)?;
-        let file = LocalFile { io: self.io.clone(), fd: Arc::new(fd), name: PathText(path).to_string() };
-        if file.attr()?.kind != FileKind::Regular {
-            // What was a file when it was looked up is something else now.
-            return Err(Error::os("open", file.name, Errno::STALE.raw_os_error()));
-        }
-        Ok(Arc::new(file))
+        while_stale(|| {
+            let fd = self.resolve_for_reading(path)?;
+            let file = LocalFile { io: self.io.clone(), fd: Arc::new(fd), name: PathText(path).to_string() };
+            if file.attr()?.kind != FileKind::Regular {
+                // What was a file when it was looked up is something else now.
+                return Err(Error::os("open", file.name, Errno::STALE.raw_os_error()));
+            }
+            Ok(Arc::new(file) as Arc<dyn SourceFile>)
+        })
     }
 
     fn open_dir(&self, path: &Path) -> Result<Box<dyn SourceDir>> {
@@ -148,10 +171,12 @@ impl Source for LocalSource {
     }
 
     fn read_link(&self, path: &Path) -> Result<Vec<u8>> {
-        let fd = self.resolve("readlink", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        self.io
-            .read_link(&fd)
-            .map_err(|e| Error::os("readlink", PathText(path).to_string(), e.raw_os_error()))
+        while_stale(|| {
+            let fd = self.resolve("readlink", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+            self.io
+                .read_link(&fd)
+                .map_err(|e| Error::os("readlink", PathText(path).to_string(), e.raw_os_error()))
+        })
     }
 
     fn has_acls(&self) -> bool {
@@ -159,13 +184,15 @@ impl Source for LocalSource {
     }
 
     fn acl(&self, path: &Path) -> Result<Option<Vec<u8>>> {
-        let fd = self.resolve("read the ACL of", path, OFlags::PATH | OFlags::NOFOLLOW)?;
-        match self.io.acl(&fd) {
-            Ok(acl) => Ok(Some(acl)),
-            // A file system inside the source that knows no ACLs.
-            Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS) => Ok(None),
-            Err(e) => Err(Error::os("read the ACL of", PathText(path).to_string(), e.raw_os_error())),
-        }
+        while_stale(|| {
+            let fd = self.resolve("read the ACL of", path, OFlags::PATH | OFlags::NOFOLLOW)?;
+            match self.io.acl(&fd) {
+                Ok(acl) => Ok(Some(acl)),
+                // A file system inside the source that knows no ACLs.
+                Err(Errno::NODATA | Errno::NOTSUP | Errno::NOSYS) => Ok(None),
+                Err(e) => Err(Error::os("read the ACL of", PathText(path).to_string(), e.raw_os_error())),
+            }
+        })
     }
 
     fn figures(&self) -> Result<FsFigures> {

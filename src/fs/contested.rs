@@ -6,6 +6,7 @@
 //! it saw for the open that follows. Not done for every look-up: a held file keeps its space in the source although it
 //! was deleted.
 
+use super::watch::{Watch, WatchGuard};
 use crate::backing::Pin;
 use crate::types::NodeId;
 use crate::types::sync::Mutex;
@@ -13,6 +14,7 @@ use lru::LruCache;
 use std::ffi::OsStr;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Names, and files held, at most. More writers than this do not fight readers for one name at the same time.
@@ -27,8 +29,10 @@ type Name = (NodeId, Box<[u8]>);
 /// The names and the files held.
 pub struct Contested {
     names: Mutex<LruCache<Name, Instant>>,
-    pins: Mutex<LruCache<NodeId, Held>>,
+    pins: Arc<Mutex<Pins>>,
 }
+
+type Pins = LruCache<NodeId, Held>;
 
 /// A file that is held, for as many opens as there were look-ups: readers that look a name up at the same time get one
 /// node, and each of them is going to open it.
@@ -36,11 +40,14 @@ struct Held {
     pin: Pin,
     since: Instant,
     opens: u32,
+    /// Lets it go if nobody comes.
+    _end: WatchGuard,
 }
 
 impl Default for Contested {
     fn default() -> Self {
-        Self { names: Mutex::new(LruCache::new(NAMES_MAX)), pins: Mutex::new(LruCache::new(NAMES_MAX)) }
+        let pins = Arc::new(Mutex::new(LruCache::new(NAMES_MAX)));
+        Self { names: Mutex::new(LruCache::new(NAMES_MAX)), pins }
     }
 }
 
@@ -56,31 +63,31 @@ impl Contested {
         if names.is_empty() {
             return false;
         }
-        // A name is remembered for longer than it is contested, and longer than any file is held for it: the look-ups
-        // that follow let all of them go.
         while names.peek_lru().is_some_and(|(_, since)| since.elapsed() > MOMENT * 3) {
             names.pop_lru();
         }
-        let contested =
-            names.peek(&(dir, Box::from(name.as_bytes()))).is_some_and(|since| since.elapsed() < MOMENT);
-        drop(names);
-        self.let_go();
-        contested
+        names.peek(&(dir, Box::from(name.as_bytes()))).is_some_and(|since| since.elapsed() < MOMENT)
     }
 
-    /// Files that nobody came for in time.
-    fn let_go(&self) {
-        let mut pins = self.pins.lock();
-        while pins.peek_lru().is_some_and(|(_, held)| held.since.elapsed() > MOMENT) {
-            pins.pop_lru();
-        }
-    }
-
-    /// Holds the file that a look-up saw for the open of its node.
-    pub fn hold(&self, node: NodeId, pin: Pin) {
+    /// Holds the file that a look-up saw for the open of its node, for a moment: nothing may follow, no look-up either.
+    pub fn hold(&self, node: NodeId, pin: Pin, watch: &Arc<Watch>) {
+        let since = Instant::now();
+        let weak = Arc::downgrade(&self.pins);
+        let end = watch.after(MOMENT, move || {
+            let Some(pins) = weak.upgrade() else { return };
+            // Not the one that a later look-up saw.
+            let left = {
+                let mut pins = pins.lock();
+                let is_it = pins.peek(&node).is_some_and(|held| held.since == since);
+                is_it.then(|| pins.pop(&node)).flatten()
+            };
+            drop(left);
+        });
         let mut pins = self.pins.lock();
         let others = pins.peek(&node).map_or(0, |held| held.opens);
-        pins.put(node, Held { pin, since: Instant::now(), opens: others + 1 });
+        let before = pins.put(node, Held { pin, since, opens: others + 1, _end: end });
+        drop(pins);
+        drop(before);
     }
 
     /// The file that is held for a node.
@@ -110,13 +117,30 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         std::fs::write(tmp.path().join("f"), "x").unwrap();
         let source = LocalSource::new(tmp.path(), None).unwrap();
-        let contested = Contested::default();
+        let (contested, watch) = (Contested::default(), Watch::new(MOMENT, MOMENT));
         for _ in 0..2 {
-            contested.hold(7, source.look(Path::new("f")).unwrap().1.unwrap());
+            contested.hold(7, source.look(Path::new("f")).unwrap().1.unwrap(), &watch);
         }
         assert!(contested.take(7).is_some() && contested.take(7).is_some());
         assert!(contested.take(7).is_none() && contested.take(8).is_none());
         assert_eq!(contested.pins.lock().len(), 0);
+    }
+
+    /// Goal: a file that nobody opens, in a mount that nobody looks at any more, is not held for ever: it would keep its
+    /// space in the source after it was deleted, and the source's file system busy.
+    #[test]
+    fn a_file_that_nobody_comes_for_is_let_go() {
+        let tmp = tempfile::tempdir().unwrap();
+        std::fs::write(tmp.path().join("f"), "x").unwrap();
+        let source = LocalSource::new(tmp.path(), None).unwrap();
+        let (contested, watch) = (Contested::default(), Watch::new(MOMENT, MOMENT));
+        contested.hold(7, source.look(Path::new("f")).unwrap().1.unwrap(), &watch);
+        assert_eq!((contested.pins.lock().len(), watch.len()), (1, 0), "it is held, and no request waits");
+        let deadline = Instant::now() + MOMENT * 20;
+        while !contested.pins.lock().is_empty() {
+            assert!(Instant::now() < deadline, "it is held still");
+            std::thread::sleep(MOMENT / 20);
+        }
     }
 
     #[test]

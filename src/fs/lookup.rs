@@ -57,7 +57,7 @@ impl Fs {
             Ok((attr, pin)) => {
                 let node = self.enter(parent, name, &attr, checked_ms);
                 if let Some(pin) = pin {
-                    self.contested.hold(node.id, pin);
+                    self.contested.hold(node.id, pin, &self.watch);
                 }
                 Ok(self.found(node))
             }
@@ -102,7 +102,7 @@ impl Fs {
             Some(seen) => seen?,
             None => listing.recall(name.as_bytes())?,
         };
-        if !self.is_fresh(checked_ms) {
+        if !self.is_fresh(checked_ms) || attr.kind != row.kind {
             return None;
         }
         // Entered anew, which counts the reference under the table's lock: the kernel may be forgetting it right now.
@@ -137,7 +137,8 @@ impl Fs {
         let node = self.nodes.get(self.nodes.listed_id(row.ino));
         let seen = node.and_then(|node| self.attr_at(&node, parent, name));
         let (attr, checked_ms) = seen.or_else(|| self.listing_of(parent)?.recall(name.as_bytes()))?;
-        Some(self.found_stale(parent, name, &attr, checked_ms))
+        // Another object with the number of an earlier one: the listing knows better.
+        (attr.kind == row.kind).then(|| self.found_stale(parent, name, &attr, checked_ms))
     }
 
     fn found_stale(&self, parent: &Arc<Node>, name: &OsStr, attr: &Attr, checked_ms: u64) -> Entry {

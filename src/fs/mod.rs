@@ -18,9 +18,7 @@
 //! | [`watch`] | requests that wait for the source, and what happens when it is silent |
 //! | [`report`] | the figures, as JSON |
 //!
-//! **What an application sees.** An attribute, a name, a missing name or a listing is at most the TTL old. Each open
-//! sees one whole version of the file, the newest as of the TTL; handles that are open keep the version they opened. A
-//! version of which parts were never fetched and that the source does not have any more is ESTALE.
+#![doc = include_str!("SEMANTICS.md")]
 #![forbid(unsafe_code)]
 
 pub mod acl;

@@ -102,6 +102,8 @@ struct Waiting {
     patience: Duration,
     /// About names and attributes: tells whether the source is silent. A fill may rightly take long.
     metadata: bool,
+    /// No request: something is to be done then.
+    alarm: bool,
     on_hang: Option<Action>,
     refuse: Option<Refuse>,
     /// Who waits, to be looked at.
@@ -194,6 +196,21 @@ impl Watch {
         self.add(false, None, refusal(pending.clone(), stats, answer))
     }
 
+    /// Calls `act` after `time`, unless the guard is dropped before. At the end of the mount at once.
+    pub fn after(self: &Arc<Self>, time: Duration, act: impl FnOnce() + Send + 'static) -> WatchGuard {
+        let since = Instant::now();
+        self.insert(Waiting {
+            since,
+            patience: time,
+            metadata: false,
+            alarm: true,
+            on_hang: None,
+            refuse: Some(Box::new(move |_| act())),
+            client: 0,
+            looked: since,
+        })
+    }
+
     /// Whether the oldest request about names and attributes is overdue.
     pub fn is_silent(&self) -> bool {
         self.waits_longer_than(self.hang_after)
@@ -205,7 +222,7 @@ impl Watch {
 
     /// Requests that wait now.
     pub fn len(&self) -> usize {
-        self.state.lock().waiting.len()
+        self.state.lock().waiting.values().filter(|w| !w.alarm).count()
     }
 
     /// Whether nothing waits.
@@ -235,15 +252,27 @@ impl Watch {
         on_hang: Option<Action>,
         refuse: Refuse,
     ) -> WatchGuard {
+        // Where one has waited in vain the next need not wait as long: the kernel asks for one name at a time in a
+        // directory, and their times would add up.
+        let in_vain = metadata && self.waits_longer_than(self.timeout);
+        let patience = if in_vain { PATIENCE_IN_VAIN.min(patience) } else { patience };
+        let (since, client, refuse) = (Instant::now(), CLIENT.get(), Some(refuse));
+        self.insert(Waiting {
+            since,
+            patience,
+            metadata,
+            alarm: false,
+            on_hang,
+            refuse,
+            client,
+            looked: since,
+        })
+    }
+
+    fn insert(self: &Arc<Self>, waiting: Waiting) -> WatchGuard {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
-        // Where one has waited in vain the next need not wait as long: the kernel asks for one name at a time in a
-        // directory, and their times would add up.
-        let in_vain = metadata && state.waits_longer_than(self.timeout);
-        let patience = if in_vain { PATIENCE_IN_VAIN.min(patience) } else { patience };
-        let (since, client, refuse) = (Instant::now(), CLIENT.get(), Some(refuse));
-        let waiting = Waiting { since, patience, metadata, on_hang, refuse, client, looked: since };
         state.waiting.insert(number, waiting);
         if !state.running {
             let watch = self.clone();

@@ -355,3 +355,35 @@ fn faults_at_every_call_to_the_ssd_are_not_the_readers_business() {
 fn faults_at_every_call_to_the_source_keep_their_errno_and_pass() {
     all_calls(Side::Source, "R14");
 }
+
+/// Goal: ESTALE of a network file system, whose file was replaced between two of our calls, is an answer to nobody who asks
+/// for a path. Method: each call to the source says so once, in turn.
+#[test]
+fn a_file_that_is_replaced_between_two_calls_is_looked_up_anew() {
+    for op in [Op::Stat, Op::ReadLink, Op::Acl] {
+        for nth in 0..6 {
+            let (between, io) = FaultyIo::new();
+            let world = World::with(Options { source: io, ..Options::default() });
+            let bytes = world.put("f-a", SMALL, 1);
+            std::os::unix::fs::symlink("f-a", world.src("link")).unwrap();
+            let subject = if op == Op::Stat { Subject::Data } else { Subject::Rest };
+            between.plan(Some(Plan {
+                site: (op, subject),
+                nth,
+                lasting: false,
+                fault: Fault::Errno(Errno::STALE),
+            }));
+            for _ in 0..2 {
+                assert!(world.lookup("f-a").is_ok(), "{op:?} {nth}");
+                let link = world.lookup("link").unwrap();
+                assert_eq!(wait(|reply| world.fs().read_link(link.node, reply)).unwrap(), b"f-a");
+                assert!(
+                    wait(|reply| world.fs().get_xattr(link.node, b"system.posix_acl_access", reply)).is_err()
+                );
+            }
+            assert!(op == Op::Acl || nth > 1 || between.fired() > 0, "{op:?} {nth}");
+            between.heal();
+            assert!(world.get("f-a") == bytes);
+        }
+    }
+}

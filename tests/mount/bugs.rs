@@ -263,6 +263,15 @@ fn bug_081_invalidation_under_faulting_maps_does_not_deadlock() {
             seen.load(Ordering::Relaxed) > 20 && changes.load(Ordering::Relaxed) > 10,
             "{seen:?} {changes:?}"
         );
+        figures::Figure::new(
+            "R19",
+            "maps faulted in while files change and are evicted: stalls, torn content",
+            seen.into_inner(),
+            0,
+        )
+        .fired("changes", changes.into_inner())
+        .less("longest step", stall.0.into_inner() as f64, "ms")
+        .report();
     });
 }
 

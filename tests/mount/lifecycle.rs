@@ -1,6 +1,7 @@
 //! The life of a mount: how it begins, every way in which it ends, and that what follows an end is a clean start.
 
 use crate::common::*;
+use crate::figures::{Figure, scale};
 use crate::need_mount;
 use rustix::process::Signal;
 use std::ffi::{OsStr, OsString};
@@ -186,18 +187,31 @@ fn fill_source(world: &World) -> Vec<Vec<u8>> {
 }
 
 /// Waits until daemon and mount are gone, and looks at what they left.
-fn assert_gone(world: &World, since: Instant, what: &str) {
+fn assert_gone(world: &World, since: Instant, what: &str) -> Duration {
     let gone = || daemons(&world.cache()).is_empty() && mounts_below(world.dir()).is_empty();
     wait_until(&format!("{what}: daemon and mount are gone"), gone);
-    assert!(since.elapsed() < END_WITHIN, "{what}: took {:?}", since.elapsed());
+    let took = since.elapsed();
+    assert!(took < END_WITHIN, "{what}: took {took:?}");
     let log = world.log();
     assert!(log.trim_end().ends_with("stopping"), "{what}: the log ends with\n{log}");
     assert!(!log.contains("not clean"), "{what}: {log}");
+    took
 }
 
 fn ends_idle_and_in_use(way: Way, flags: &[&str]) {
+    let rounds = scale(1, 4, 12);
+    let slowest = (0..rounds).map(|_| ends_three_times(way, flags)).max().unwrap_or_default();
+    Figure::new("R24", "ends of a mount, each followed by a clean start: late, unclean, something left", rounds * 3, 0)
+        .less("slowest", slowest.as_secs_f64(), "s")
+        .note("by umount, SIGTERM, SIGINT, umount(8) and lazily; idle, with open files and a directory in use, under 100 readers")
+        .report();
+}
+
+/// Returns how long the slowest of them took.
+fn ends_three_times(way: Way, flags: &[&str]) -> Duration {
     let world = World::new(flags);
     let files = fill_source(&world);
+    let mut slowest = Duration::ZERO;
     for case in ["idle", "in use", "100 readers"] {
         world.mount();
         assert_eq!(world.get("f3"), files[3], "{way:?} {case}");
@@ -235,7 +249,7 @@ fn ends_idle_and_in_use(way: Way, flags: &[&str]) {
         }
         let ends_by_itself = !matches!(way, Way::Umount8 | Way::Umount8Lazy);
         if ends_by_itself {
-            assert_gone(&world, begin, &format!("{way:?}, {case}"));
+            slowest = slowest.max(assert_gone(&world, begin, &format!("{way:?}, {case}")));
         }
         drop(open);
         if let Some(mut child) = inside {
@@ -250,7 +264,7 @@ fn ends_idle_and_in_use(way: Way, flags: &[&str]) {
             if way == Way::Umount8 && !mounts_below(world.dir()).is_empty() {
                 assert!(way.go(&world), "{case}");
             }
-            assert_gone(&world, begin, &format!("{way:?}, after {case}"));
+            slowest = slowest.max(assert_gone(&world, begin, &format!("{way:?}, after {case}")));
         }
     }
     world.mount();
@@ -258,6 +272,7 @@ fn ends_idle_and_in_use(way: Way, flags: &[&str]) {
         assert_eq!(&world.get(&format!("f{n}")), bytes);
     }
     world.umount();
+    slowest
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! once. The kernel turns every mistake here into EIO for the reader.
 
 use crate::common::*;
+use crate::figures::{Figure, scale};
 use crate::need_mount;
 use crate::tools::*;
 use rustix::process::{Resource, Rlimit};
@@ -405,10 +406,12 @@ fn sixteen_threads_open_map_evict_and_replace_without_an_error() {
             |v: u64| if v.is_multiple_of(7) { (4 << 20) + 4096 } else { 3000 + (v as usize * 131) % 50_000 };
         let put = |n: u64, v: u64| replace(&world.src(n.to_string()), &versioned(v, size(v)));
         (0..24).for_each(|n| put(n, n));
-        let until = Instant::now() + Duration::from_millis(900);
+        let until = Instant::now() + Duration::from_millis(scale(900, 20_000, 100_000));
         let (reads, stale) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (replaced, evicted) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let (world, put, reads, stale) = (&world, &put, &reads, &stale);
+            let (replaced, evicted) = (&replaced, &evicted);
             scope.spawn(move || {
                 // Each file in its turn: two replacements during one open are another test's.
                 for version in 100.. {
@@ -416,12 +419,14 @@ fn sixteen_threads_open_map_evict_and_replace_without_an_error() {
                         break;
                     }
                     put(version % 24, version);
+                    replaced.fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(3));
                 }
             });
             scope.spawn(move || {
                 while Instant::now() < until {
                     evict(&world.mnt(""));
+                    evicted.fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(Duration::from_millis(20));
                 }
             });
@@ -454,6 +459,18 @@ fn sixteen_threads_open_map_evict_and_replace_without_an_error() {
             }
         });
         let (reads, stale) = (reads.load(Ordering::Relaxed), stale.load(Ordering::Relaxed));
+        let handed_over = world.stat("passthrough_opens");
+        let what = match mode.is_empty() {
+            true => "opens read or mapped by 14 threads, with passthrough: errors, torn content",
+            false => "opens read or mapped by 14 threads, without passthrough: errors, torn content",
+        };
+        let mut figure = Figure::new("R18", what, reads + stale, stale)
+            .fired("replacements", replaced.into_inner())
+            .fired("evictions of everything", evicted.into_inner());
+        if mode.is_empty() {
+            figure = figure.fired("opens by passthrough", handed_over);
+        }
+        figure.report();
         assert!(reads > 100, "{reads}");
         assert_eq!(stale, 0, "of {reads}");
     });

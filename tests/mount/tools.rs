@@ -45,9 +45,10 @@ pub fn shell(script: &str, args: &[&Path]) -> Vec<u8> {
 }
 
 /// Runs a Python script; it fails the test by failing.
-pub fn python(script: &str, args: &[&Path]) {
+pub fn python(script: &str, args: &[&Path]) -> String {
     let output = Command::new("/usr/bin/python3").arg("-c").arg(script).args(args).output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Content that tells its version and its size, so that a reader can see whether it is whole.

@@ -296,6 +296,8 @@ fn watch(stage: &Stage, daemon: &Daemon, counts: &Counts, count: u64, start: Ins
 /// What is left when the work is over.
 struct End {
     verified: u64,
+    /// What the descriptors lead to.
+    open: Vec<String>,
     damaged: u64,
     fds: u64,
     threads: u64,
@@ -331,8 +333,10 @@ fn finish(
         last = sample(stage, daemon, start, 0)?;
         alive(start);
     }
+    let open = daemon.open();
     stage.umount(daemon)?;
     Ok(End {
+        open,
         verified: report["files"].as_u64().unwrap_or_default(),
         damaged: damaged(&report).len() as u64,
         fds: last.fds,
@@ -366,7 +370,7 @@ fn report(
     let mut wrong = counts.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let end = end.unwrap_or_else(|e| {
         wrong.push(e);
-        End { verified: 0, damaged: 0, fds: 0, threads: 0, cache_errors: 0 }
+        End { verified: 0, open: Vec::new(), damaged: 0, fds: 0, threads: 0, cache_errors: 0 }
     });
     let half = &samples[samples.len() / 2..];
     let (per_second, per_op) = slope(half);
@@ -378,7 +382,7 @@ fn report(
     let lost = counts.lost.lock().unwrap_or_else(PoisonError::into_inner).len() as u64;
     let mut demand = |met: bool, text: String| (!met).then(|| wrong.push(text));
     demand(growth <= GROWTH_MAX_KIB, format!("memory grew by {growth:.0} KiB in the last half"));
-    demand(end.fds <= base.fds, format!("{} descriptors, {} before", end.fds, base.fds));
+    demand(end.fds <= base.fds, format!("{} descriptors, {} before: {:?}", end.fds, base.fds, end.open));
     // One thread starts when opens first come in quick succession, and stays.
     demand(end.threads <= base.threads + 1, format!("{} threads, {} before", end.threads, base.threads));
     demand(log <= 2 * LOG_BYTES, format!("the log takes {log} bytes"));

@@ -235,7 +235,16 @@ impl Daemon {
         line.split_whitespace().next()?.parse().ok()
     }
 
-    /// Its open descriptors.
+    /// What its open descriptors lead to.
+    pub fn open(&self) -> Vec<String> {
+        let fds = std::fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().flatten();
+        let mut open: Vec<_> =
+            fds.filter_map(|fd| Some(std::fs::read_link(fd.path()).ok()?.display().to_string())).collect();
+        open.sort();
+        open
+    }
+
+    /// How many there are.
     pub fn fds(&self) -> u64 {
         list(Path::new(&format!("/proc/{}/fd", self.pid))).len() as u64
     }
