@@ -117,14 +117,11 @@ def worse_of(one, other):
 
 
 def merged(board, results):
-    """`board` with these results in the place of what it had for their tiers and suites. What a tier has of another
-    commit goes: its figures would stand beside some of other code."""
+    """`board` with these results in the place of what it had for their tiers and suites. What it has of other commits
+    stays, with the commit beside each figure: the longest tier takes more than a day, and is done in parts."""
     new = {tier: dict(suites) for tier, suites in board.items()}
     for result in results:
-        suites = new.setdefault(result["tier"], {})
-        for name in [name for name, old in suites.items() if old["commit"] != result["commit"]]:
-            del suites[name]
-        suites[result["suite"]] = result
+        new.setdefault(result["tier"], {})[result["suite"]] = result
     return new
 
 

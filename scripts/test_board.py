@@ -108,14 +108,15 @@ class Reasons(unittest.TestCase):
 
 
 class Merged(unittest.TestCase):
-    def test_parts_of_one_commit_add_up_and_those_of_another_go(self):
+    def test_parts_add_up_and_a_suite_that_runs_again_takes_its_place(self):
         first = board.merged({}, [result("it"), result("mount", tier="release")])
         second = board.merged(first, [result("fuzz", status="failed"), result("it", [figure("R9")])])
         self.assertEqual(["it", "fuzz"], list(second["check"]))
         self.assertEqual(1, len(second["check"]["it"]["figures"]))
         self.assertEqual([], first["check"]["it"]["figures"])
         third = board.merged(second, [result("model", commit="b2")])
-        self.assertEqual((["model"], ["mount"]), (list(third["check"]), list(third["release"])))
+        self.assertEqual((["it", "fuzz", "model"], ["mount"]), (list(third["check"]), list(third["release"])))
+        self.assertEqual(["a1", "b2"], [third["check"][name]["commit"] for name in ("it", "model")])
 
 
 class Table(unittest.TestCase):

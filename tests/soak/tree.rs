@@ -102,6 +102,10 @@ pub enum Allowed {
     Anything,
 }
 
+/// The kernel counts a TTL in ticks of its clock, from the moment when the answer came in; on a machine that is short of
+/// processor time that is some time after it was given.
+const TICKS: Duration = Duration::from_millis(50);
+
 impl Entry {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -124,7 +128,9 @@ impl Entry {
     pub fn look(&self, ttl: Duration) -> Look {
         let state = self.lock();
         let at = Instant::now();
-        let since = at.checked_sub(ttl);
+        // With a TTL of zero no time is counted.
+        let slack = if ttl.is_zero() { Duration::ZERO } else { TICKS };
+        let since = at.checked_sub(ttl + slack);
         let was_done = |made: &Made| made.done.is_some_and(|t| since.is_none_or(|since| t <= since));
         let newest = |wanted: &dyn Fn(&Made) -> bool| state.made.iter().rposition(wanted).unwrap_or(0) as u64;
         Look { oldest: state.oldest + newest(&was_done), generation: state.generation, at }
