@@ -99,12 +99,18 @@ class Reasons(unittest.TestCase):
             (measure(99, "ms"), measure(10, "s"), False),
         ]:
             with self.subTest(now=now, old=old):
-                found = reasons(figure(measures={"m": now}), before=[figure(measures={"m": old})])
+                found = reasons(figure(measures={"m": now}), before=[figure(measures={"m": old})], tier="nightly")
                 self.assertEqual(worse, bool(found))
         self.assertEqual(
             ["R8 kills: m is 16 s, 10 s before"],
-            reasons(figure(measures={"m": measure(16)}), before=[figure(measures={"m": measure(10)})]),
+            reasons(figure(measures={"m": measure(16)}), before=[figure(measures={"m": measure(10)})], tier="release"),
         )
+
+    def test_the_check_tier_compares_no_times_and_rates(self):
+        for unit, worse in [("s", False), ("1/s", False), ("%", False), ("share", True), ("reports", True)]:
+            now, old = measure(1, unit, "more"), measure(100, unit, "more")
+            found = reasons(figure(measures={"m": now}), before=[figure(measures={"m": old})])
+            self.assertEqual(worse, bool(found), unit)
 
 
 class Merged(unittest.TestCase):
