@@ -142,7 +142,7 @@ impl World {
         }
         let _ = self.fs.list_xattrs(node);
         for name in [name, &[b"user.warmfs.", name].concat()] {
-            let value = self.fs.get_xattr(node, name).unwrap_or_default();
+            let value = wait(|reply| self.fs.get_xattr(node, name, reply)).unwrap_or_default();
             assert!(!value.windows(6).any(|w| w == &SECRET[..6]));
         }
     }
