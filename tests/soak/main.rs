@@ -76,6 +76,7 @@ fn main() -> ExitCode {
     if let Some(count) = args.ops {
         good &= ops::run(&path, count, seed, start);
     }
+    stage::ended();
     println!("soak: {}, seed {seed}, {:.0?}", if good { "passed" } else { "FAILED" }, start.elapsed());
     if !good && args.work.is_some() {
         work.disable_cleanup(true);

@@ -263,6 +263,11 @@ pub fn alive(since: Instant) {
     LAST.store(since.elapsed().as_millis() as u64, Ordering::Relaxed);
 }
 
+/// Nothing is to be watched any more: to remove a hundred thousand files may take minutes.
+pub fn ended() {
+    LAST.store(u64::MAX, Ordering::Relaxed);
+}
+
 /// Ends the program when nothing was said for `patience`.
 pub fn watch(work: &Path, since: Instant, patience: Duration) {
     let work = work.to_path_buf();
