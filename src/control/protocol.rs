@@ -101,7 +101,8 @@ impl Request {
 
 /// Parses one line (with or without its newline). The error is ready to be sent.
 pub fn parse_request(line: &[u8]) -> Result<Request, ControlError> {
-    let bad = |message: String| ControlError::new(ControlErrorKind::BadRequest, message);
+    let bad =
+        |message: String| ControlError::new(ControlErrorKind::BadRequest, cut(message, MESSAGE_CHARS_MAX));
     let mut fields: serde_json::Map<String, Value> = serde_json::from_slice(line)
         .map_err(|e| bad(format!("the request is not one JSON object on one line: {e}")))?;
     check_version(fields.remove("v"))?;
@@ -111,6 +112,19 @@ pub fn parse_request(line: &[u8]) -> Result<Request, ControlError> {
     match request.paths() {
         Some([]) => Err(bad("`paths` is empty: \"\" names the whole mount".into())),
         _ => Ok(request),
+    }
+}
+
+/// Longest text of an error. What it quotes came from outside, a name of a field as long as the line for one.
+const MESSAGE_CHARS_MAX: usize = 500;
+
+/// Of a path in a message: names of a megabyte reach us only from an attacker.
+const PATH_CHARS_MAX: usize = 80;
+
+fn cut(text: String, chars_max: usize) -> String {
+    match text.char_indices().nth(chars_max) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
     }
 }
 
@@ -147,12 +161,7 @@ fn check_verb(verb: Option<&Value>) -> Result<(), ControlError> {
 
 /// A foreign value in a message of ours: cut, so that an error is not as long as the request that caused it.
 fn short(value: &Value) -> String {
-    const CHARS_MAX: usize = 60;
-    let text = value.to_string();
-    match text.char_indices().nth(CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text,
-    }
+    cut(value.to_string(), 60)
 }
 
 /// What the daemon says, one line each.
@@ -283,7 +292,7 @@ pub struct RelPath(PathBuf);
 impl RelPath {
     /// Checks and tidies (`a//./b/` is `a/b`) a relative path. The error is text for people.
     pub fn new(path: &Path) -> Result<Self, String> {
-        let shown = || cut(&escape_bytes(path.as_os_str().as_bytes()));
+        let shown = || cut(escape_bytes(path.as_os_str().as_bytes()), PATH_CHARS_MAX);
         if path.as_os_str().len() > PATH_BYTES_MAX {
             return Err(format!("path of more than {PATH_BYTES_MAX} bytes: {}", shown()));
         }
@@ -322,15 +331,6 @@ impl RelPath {
     }
 }
 
-/// A path in a message, cut: names of a megabyte reach us only from an attacker.
-fn cut(text: &str) -> String {
-    const CHARS_MAX: usize = 80;
-    match text.char_indices().nth(CHARS_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 impl Serialize for RelPath {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.to_text())
@@ -343,7 +343,7 @@ impl<'de> Deserialize<'de> for RelPath {
         let bytes = unescape_bytes(&text).ok_or_else(|| {
             serde::de::Error::custom(format!(
                 "`{}` is no escaped path: a backslash is \\\\, a byte \\xNN",
-                cut(&text)
+                cut(text.to_string(), PATH_CHARS_MAX)
             ))
         })?;
         Self::new(Path::new(OsStr::from_bytes(&bytes))).map_err(serde::de::Error::custom)
@@ -383,6 +383,19 @@ mod tests {
 
     fn kind(line: &str) -> ControlErrorKind {
         parse_request(line.as_bytes()).expect_err(line).kind
+    }
+
+    #[test]
+    fn an_error_is_short_however_long_what_it_speaks_of() {
+        for line in [
+            format!("{{\"{}\":1,\"v\":{VERSION},\"verb\":\"stats\"}}", "x".repeat(100_000)),
+            format!("{{\"{}\":1,\"v\":{VERSION},\"verb\":\"stats\"}}", "\\u0001".repeat(10_000)),
+            format!("{{\"v\":{VERSION},\"verb\":\"{}\"}}", "x".repeat(100_000)),
+            format!("{{\"v\":\"{}\"}}", "x".repeat(100_000)),
+        ] {
+            let error = parse_request(line.as_bytes()).expect_err("malformed");
+            assert!(Reply::Error(error).to_line().len() < 4096);
+        }
     }
 
     #[test]
