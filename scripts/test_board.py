@@ -190,7 +190,8 @@ class Runner(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.folder = Path(folder.name)
         self.runner = load_runner()
-        self.runner.PUBLISHED = self.folder / "reliability"
+        # Not the name of the real one, whose committed figures would be compared with.
+        self.runner.PUBLISHED = self.folder / "published"
         self.runner.GRACE_SECONDS = 1
         self.runner.prepare = lambda: None
         line = json.dumps(figure(fired={"in a fill": 5}))
