@@ -36,6 +36,8 @@ pub struct LocalSource {
     rule: IdentityRule,
     root_device: u64,
     acls: bool,
+    /// Whether this machine's kernel knows all who write to a file of the root's file system.
+    knows_writers: bool,
     /// Whether every change of a file that was looked at gets a time of its own.
     exact_times: bool,
     /// Cleared when the source refuses O_NOATIME (it needs ownership): asking again would cost a call per open.
@@ -57,8 +59,11 @@ impl LocalSource {
         let root_device = attr_of(&io, root.as_fd(), c"").map_err(fail)?.identity.dev;
         let acls = !matches!(io.acl(&root), Err(Errno::NOTSUP | Errno::NOSYS));
         // By path, another file may take the place of one with the same times.
-        let exact_times = rule == IdentityRule::Inode && has_exact_times(f_type);
-        Ok(Self { io, root, rule, root_device, acls, exact_times, no_atime: AtomicBool::new(true) })
+        let knows_writers = is_of_this_machine(f_type);
+        let exact_times =
+            rule == IdentityRule::Inode && knows_writers && crate::sys::facts::kernel_version() >= (6, 13);
+        let no_atime = AtomicBool::new(true);
+        Ok(Self { io, root, rule, root_device, acls, knows_writers, exact_times, no_atime })
     }
 
     /// The rule in force.
@@ -78,6 +83,12 @@ impl LocalSource {
             let e = if e == Errno::LOOP { Errno::STALE } else { e };
             Error::os(op, PathText(path).to_string(), e.raw_os_error())
         })
+    }
+
+    /// An open file with these attributes. What is mounted below the source may be anything.
+    fn file(&self, fd: OwnedFd, name: String, attr: &Attr) -> LocalFile {
+        let knows_writers = self.knows_writers && attr.identity.dev == self.root_device;
+        LocalFile { io: self.io.clone(), fd: Arc::new(fd), name, knows_writers }
     }
 
     /// What is at `path`, held and looked at.
@@ -145,22 +156,20 @@ impl Source for LocalSource {
                 .open(CWD, path.as_ref(), flags, Mode::empty())
                 .map_err(|e| Error::os("open", "a file that was looked up", e.raw_os_error()))
         })?;
-        Ok(Arc::new(LocalFile {
-            io: self.io.clone(),
-            fd: Arc::new(fd),
-            name: "a file that was looked up".into(),
-        }))
+        Ok(Arc::new(self.file(fd, "a file that was looked up".into(), &pin.attr)))
     }
 
     fn open(&self, path: &Path) -> Result<Arc<dyn SourceFile>> {
         while_stale(|| {
             let fd = self.resolve_for_reading(path)?;
-            let file = LocalFile { io: self.io.clone(), fd: Arc::new(fd), name: PathText(path).to_string() };
-            if file.attr()?.kind != FileKind::Regular {
+            let name = PathText(path).to_string();
+            let attr = attr_of(&self.io, fd.as_fd(), c"")
+                .map_err(|e| Error::os("stat", name.clone(), e.raw_os_error()))?;
+            if attr.kind != FileKind::Regular {
                 // What was a file when it was looked up is something else now.
-                return Err(Error::os("open", file.name, Errno::STALE.raw_os_error()));
+                return Err(Error::os("open", name, Errno::STALE.raw_os_error()));
             }
-            Ok(Arc::new(file) as Arc<dyn SourceFile>)
+            Ok(Arc::new(self.file(fd, name, &attr)) as Arc<dyn SourceFile>)
         })
     }
 
@@ -263,14 +272,15 @@ fn default_rule(f_type: u64) -> IdentityRule {
     }
 }
 
-/// From Linux 6.13 on these give a file that was looked at a new time at each change, however soon after.
-fn has_exact_times(f_type: u64) -> bool {
+/// File systems that are of this machine alone: its kernel knows who has a file open for writing. NFS and SMB do not, and
+/// refuse every lease that their server has not delegated, as if there were a writer. From Linux 6.13 on these also give a
+/// file that was looked at a new time at each change, however soon after.
+fn is_of_this_machine(f_type: u64) -> bool {
     const EXT4: u64 = 0xef53;
     const XFS: u64 = 0x5846_5342;
     const BTRFS: u64 = 0x9123_683e;
     const TMPFS: u64 = 0x0102_1994;
-    crate::sys::facts::kernel_version() >= (6, 13)
-        && matches!(f_type & 0xffff_ffff, EXT4 | XFS | BTRFS | TMPFS)
+    matches!(f_type & 0xffff_ffff, EXT4 | XFS | BTRFS | TMPFS)
 }
 
 /// A program that is being started has a copy of everything that its parent has open, for a moment, which is waited for.
@@ -281,6 +291,7 @@ struct LocalFile {
     io: Io,
     fd: Arc<OwnedFd>,
     name: String,
+    knows_writers: bool,
 }
 
 impl SourceFile for LocalFile {
@@ -295,6 +306,9 @@ impl SourceFile for LocalFile {
     }
 
     fn is_open_for_writing(&self) -> Option<bool> {
+        if !self.knows_writers {
+            return None;
+        }
         for _ in 0..STARTING_PROGRAMS {
             match self.io.is_open_for_writing(&*self.fd) {
                 Ok(true) => std::thread::sleep(STARTING_PROGRAM),
@@ -451,6 +465,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let source = LocalSource::new(dir.path(), None).unwrap();
         (dir, source)
+    }
+
+    /// Goal: a network file system, which refuses leases as if there were a writer, is not asked: each of its files would
+    /// be waited for and fetched again. Method: the numbers of include/uapi/linux/magic.h; and a file whose device is not
+    /// the root's, with a writer.
+    #[test]
+    fn only_file_systems_of_this_machine_are_asked_for_writers() {
+        const NFS: u64 = 0x6969;
+        const SMB2: u64 = 0xfe53_4d42;
+        const FUSE: u64 = 0x6573_5546;
+        assert!([NFS, SMB2, FUSE].iter().all(|f| !is_of_this_machine(*f)) && is_of_this_machine(0xef53));
+        let (dir, mut source) = source();
+        std::fs::write(dir.path().join("f"), "x").unwrap();
+        let _writer = std::fs::File::options().write(true).open(dir.path().join("f")).unwrap();
+        if source.knows_writers {
+            assert_eq!(source.open(Path::new("f")).unwrap().is_open_for_writing(), Some(true));
+        }
+        source.root_device += 1;
+        assert_eq!(source.open(Path::new("f")).unwrap().is_open_for_writing(), None);
     }
 
     #[test]
