@@ -289,6 +289,7 @@ fn what_was_written_is_read_back_from_the_ssd() {
     files.iter().for_each(|(name, bytes)| assert!(world.get(name) == *bytes));
     world.cache().flush();
     wait_until("the new ones were read back", || world.stats().scrub_bytes.get() == 20 * 40_000);
+    // That nothing follows can only be waited for.
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(world.stats().scrub_bytes.get(), 20 * 40_000, "once");
     assert_eq!(world.stats().scrub_passes.get(), 0, "no interval, no pass");
@@ -344,6 +345,7 @@ fn a_pass_goes_on_after_a_restart() {
     let mut starts = 0;
     loop {
         start_scrub(&world, size * 20, Some(Duration::from_secs(86_400)));
+        // It is stopped in the middle, at two files or so each time.
         std::thread::sleep(Duration::from_millis(120));
         seen += world.stats().scrub_bytes.get() / size;
         starts += 1;

@@ -54,6 +54,7 @@ fn bug_020_appends_to_a_large_file_cost_one_fetch_a_ttl_at_most() {
         let mut head = vec![0; 4 << 20];
         File::open(world.mnt("f")).unwrap().read_exact_at(&mut head, 0).unwrap();
         assert!(head == bytes[..4 << 20]);
+        // Between two lines of a writer of logs.
         std::thread::sleep(Duration::from_millis(100));
     }
     let ttls = begun.elapsed().as_secs() + 2;

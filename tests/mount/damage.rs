@@ -285,6 +285,7 @@ fn bug_025_a_mount_whose_cache_is_taken_away_goes_on_and_recovers() {
                 world.log()
             );
             files.iter().for_each(|(name, bytes)| assert!(world.get(name) == *bytes));
+            // Between two looks.
             std::thread::sleep(Duration::from_millis(100));
         }
         wait_until("all are cached again", || {
