@@ -24,7 +24,7 @@ impl Cache {
             if self.budget.wait_for_leaving() {
                 continue;
             }
-            if !self.policy.lock().makes_room() || !self.evict_one() {
+            if !self.policy.lock().makes_room() || self.budget.is_leaving_full() || !self.evict_one() {
                 return None;
             }
             if refusal == Refusal::FreeSpace {

@@ -36,12 +36,18 @@ struct Leaving {
     bytes: u64,
     files: u64,
     since: Instant,
+    looked: Instant,
 }
 
+/// Removed files that are waited for, each with a descriptor of ours: no more is removed to make room while there are so
+/// many. A job that maps its files and keeps them can make them.
+const LEAVING_MAX: usize = 4096;
 /// Who has closed a file lets go of it within this; what is held longer is mapped, perhaps for hours.
 const LET_GO: Duration = Duration::from_millis(10);
 /// Time between two looks meanwhile.
 const LOOK: Duration = Duration::from_micros(200);
+/// Time between two looks at one that is mapped: there may be thousands.
+const LOOK_AT_MAPPED: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 struct State {
@@ -142,7 +148,9 @@ impl Budget {
     fn reap(&self) -> bool {
         let gone = {
             let mut leaving = self.leaving.lock();
-            let (held, gone) = std::mem::take(&mut *leaving).into_iter().partition(Leaving::is_held);
+            let (mut held, gone): (Vec<Leaving>, Vec<_>) =
+                std::mem::take(&mut *leaving).into_iter().partition(|l| !l.is_due() || l.is_held());
+            held.iter_mut().filter(|l| l.is_due()).for_each(|l| l.looked = Instant::now());
             *leaving = held;
             gone
         };
@@ -153,6 +161,11 @@ impl Budget {
             self.release(bytes, files);
         }
         any
+    }
+
+    /// Whether so much is on its way out that no more should be sent after it.
+    pub fn is_leaving_full(&self) -> bool {
+        self.leaving.lock().len() >= LEAVING_MAX
     }
 
     /// Waits a moment for what is on its way out. Says whether it is worth to try again before more is removed.
@@ -210,7 +223,8 @@ impl Reservation {
     pub fn leave(mut self, fd: Arc<OwnedFd>) {
         let bytes = std::mem::take(&mut self.bytes);
         let files = std::mem::take(&mut self.files);
-        let leaving = Leaving { fd, bytes, files, since: Instant::now() };
+        let now = Instant::now();
+        let leaving = Leaving { fd, bytes, files, since: now, looked: now };
         let budget = self.budget.clone();
         if leaving.is_held() {
             budget.leaving.lock().push(leaving);
@@ -235,6 +249,10 @@ impl Reservation {
 }
 
 impl Leaving {
+    fn is_due(&self) -> bool {
+        self.since.elapsed() < LET_GO || self.looked.elapsed() >= LOOK_AT_MAPPED
+    }
+
     fn is_held(&self) -> bool {
         Arc::strong_count(&self.fd) > 1 || !lease::is_only_opener(self.fd.as_fd())
     }
@@ -286,12 +304,28 @@ mod tests {
         while budget.wait_for_leaving() {}
         assert_eq!(budget.reserve(60, 1).err(), Some(Refusal::Bytes));
         drop(others);
-        // Another test that starts a program has a copy of everything for a moment.
+        wait_for(|| budget.usage().bytes == 0);
+        assert_eq!(budget.usage().files, 0);
+    }
+
+    /// Goal: a job that keeps thousands of removed files mapped takes so many descriptors of ours and no more.
+    #[test]
+    fn what_is_on_its_way_out_is_bounded() {
+        let budget = Budget::new(100, 1 << 20);
+        let fd = Arc::new(OwnedFd::from(tempfile::tempfile().unwrap()));
+        for n in 0..LEAVING_MAX {
+            assert!(!budget.is_leaving_full(), "{n}");
+            budget.reserve(0, 1).unwrap().leave(fd.clone());
+        }
+        assert!(budget.is_leaving_full() && budget.usage().files == LEAVING_MAX as u64);
+    }
+
+    /// Another test that starts a program has a copy of everything for a moment.
+    fn wait_for(done: impl Fn() -> bool) {
         let start = Instant::now();
-        while budget.usage().bytes > 0 {
+        while !done() {
             assert!(start.elapsed() < Duration::from_secs(5));
         }
-        assert_eq!(budget.usage().files, 0);
     }
 
     #[test]
