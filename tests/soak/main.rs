@@ -13,10 +13,13 @@ mod content;
 mod figures;
 mod kills;
 mod load;
-mod map;
 mod ops;
 mod ready;
 mod stage;
+// Only its maps are used here.
+#[allow(dead_code)]
+#[path = "../mount/tools.rs"]
+mod tools;
 mod tree;
 
 use std::path::PathBuf;

@@ -5,10 +5,10 @@
 //! every page touched, unmapped). Changes of the source, evictions and fills asked of the daemon happen all the time
 //! and are counted on their own. Everything that is read is compared.
 
-use super::map::Map;
 use super::stage::{Daemon, Stage, alive, rel};
 use super::tree::{DIRS, Dice, Sizes, Tree};
 use crate::figures::Figure;
+use crate::tools::Map;
 use rustix::fs::{Mode, OFlags, openat, statat};
 use std::collections::HashSet;
 use std::fs::File;
@@ -208,7 +208,7 @@ fn map(stage: &Stage, tree: &Tree, counts: &Counts, dice: &mut Dice) -> Result<u
     let look = entry.look(TTL);
     let fail = |e: std::io::Error| format!("map {}: {e}", entry.path.display());
     let file = File::open(stage.mnt().join(&entry.path)).map_err(fail)?;
-    let map = Map::new(&file).map_err(fail)?;
+    let map = Map::new(&file, libc::MAP_SHARED).map_err(fail)?;
     entry.judge(look, &map)?;
     counts.maps.fetch_add(1, Ordering::Relaxed);
     // Opened, mapped, closed.
@@ -254,14 +254,16 @@ fn operate(stage: &Stage, tree: &Tree, counts: &Counts, dice: &mut Dice) {
 fn sample(stage: &Stage, daemon: &Daemon, start: Instant, ops: u64) -> Result<Sample, String> {
     // The disk first: what is filled meanwhile is counted before it is there.
     let disk_bytes = stage.data_files().values().map(|file| file.disk).sum();
-    let stats = stage.stats()?;
     let status = |name: &str| daemon.status(name).ok_or_else(|| format!("no {name} of {}", daemon.pid));
+    // Before the daemon is asked: the connection and its thread would be counted until they are gone.
+    let (fds, threads) = (daemon.fds(), status("Threads")?);
+    let stats = stage.stats()?;
     Ok(Sample {
         at: start.elapsed(),
         ops,
         rss_kib: status("RssAnon")?,
-        fds: daemon.fds(),
-        threads: status("Threads")?,
+        fds,
+        threads,
         log_bytes: stage.log_bytes(),
         used_bytes: stats["cache_used_bytes"].as_u64().unwrap_or_default(),
         disk_bytes,
