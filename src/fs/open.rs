@@ -10,8 +10,8 @@ use super::{ESTALE, Fs, Reply};
 use crate::backing::Look;
 use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
-use crate::store::FileUse;
 use crate::store::file::Need;
+use crate::store::{CacheFile, FileUse};
 use crate::sys::clock::file_time;
 use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
@@ -127,12 +127,13 @@ impl Fs {
         self.local.submit(Box::new(move || {
             if !cache.is_small(file.size()) {
                 // Its chunks are verified as they are read.
+                cache.note_open(&file, true);
                 return reply(fs.begin_chunks(&node, Arc::new(Serving::partial(file, None))));
             }
             let verified = file.clone();
             let then = move |good| match good {
                 true => {
-                    fs.stats.hits.inc();
+                    fs.note_hit(&file);
                     reply(fs.open_served(&node, Served::File(file)));
                 }
                 false => {
@@ -186,15 +187,27 @@ impl Fs {
         let (mode, serving) = (open.mode.clone(), open.serving.clone());
         drop(state);
         match serving.file() {
-            Some(file) if file.is_complete() => {
-                self.stats.hits.inc();
-                self.cache.note_open(file);
-            }
+            Some(file) if file.is_complete() => self.note_hit(file),
             // Its reads are counted one by one.
-            Some(file) => self.cache.note_open(file),
-            None => self.stats.misses.inc(),
+            Some(file) => self.cache.note_open(file, false),
+            None => {
+                self.stats.misses.inc();
+                self.note_miss(node);
+            }
         }
         Some(self.opened(mode, true))
+    }
+
+    /// An open that needs nothing of the source.
+    fn note_hit(&self, file: &CacheFile) {
+        self.stats.hits.inc();
+        self.cache.note_open(file, true);
+    }
+
+    /// Tells the policy of one more open beside those that are served from the source.
+    fn note_miss(&self, node: &Node) {
+        let (path, attr) = (node.path(), node.lock().attr);
+        self.cache.note_opening(self.source.file_id(&path, &attr), &path, attr.size, false);
     }
 
     fn opened(&self, mode: Mode, keep_pages: bool) -> Opened {
@@ -220,8 +233,7 @@ impl Fs {
                 Mode::Passthrough(kernel)
             }
         };
-        self.stats.hits.inc();
-        self.cache.note_open(file);
+        self.note_hit(file);
         Some(self.begin(node, mode.clone(), Arc::new(serving_for(&mode, file.clone()))))
     }
 
@@ -232,7 +244,7 @@ impl Fs {
             if !fs.may_be_handed_over(&file) {
                 return fs.open_slow(node, reply);
             }
-            fs.stats.hits.inc();
+            fs.note_hit(&file);
             reply(fs.open_served(&node, Served::File(file)));
         }));
     }
@@ -316,7 +328,7 @@ impl Fs {
                 self.open_by_plan(node, tries - 1, reply);
             }
             (Plan::Serve, Some(file)) => {
-                self.stats.hits.inc();
+                self.note_hit(&file);
                 reply(self.open_served(&node, Served::File(file)));
             }
             (Plan::Chunks, _) => self.open_chunks(node, tries, reply),
@@ -335,6 +347,7 @@ impl Fs {
         let doubtful = file.map(|file| Arc::clone(&file));
         let attr = node.lock().attr;
         let want = self.want(&node, &attr);
+        self.cache.note_opening(want.id, &want.path, attr.size, doubtful.is_some());
         let fs = self.clone();
         self.cache.fill(
             want,
@@ -344,6 +357,9 @@ impl Fs {
                         matches!((&served, &doubtful), (Served::File(f), Some(d)) if Arc::ptr_eq(f, d));
                     let counter = if was_here { &fs.stats.hits } else { &fs.stats.misses };
                     counter.inc();
+                    if let Served::File(file) = &served {
+                        file.count_hit();
+                    }
                     reply(fs.open_served(&node, served));
                 }
                 Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
@@ -396,7 +412,6 @@ impl Fs {
         match served {
             Served::File(file) => {
                 let mode = self.mode_for(&file);
-                self.cache.note_open(&file);
                 self.begin(node, mode.clone(), Arc::new(serving_for(&mode, file)))
             }
             Served::Source(opened) => {
@@ -434,14 +449,21 @@ impl Fs {
         let attr = node.lock().attr;
         // Only to be verified: the source is not needed for that.
         if let Some(file) = self.cached_copy(&node, &attr).filter(|file| file.is_complete()) {
+            self.cache.note_open(&file, true);
             return reply(self.begin_chunks(&node, Arc::new(Serving::partial(file, None))));
         }
         let fs = self.clone();
         let want = self.want(&node, &attr);
+        self.cache.note_opening(want.id, &want.path, attr.size, false);
         self.cache.begin_partial(
             &want,
             Box::new(move |begun| match begun {
-                Ok(serving) => reply(fs.begin_chunks(&node, serving)),
+                Ok(serving) => {
+                    if let Some(file) = serving.file() {
+                        file.count_hit();
+                    }
+                    reply(fs.begin_chunks(&node, serving));
+                }
                 Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
                 Err(FillError::Failed(e)) => reply(Err(fs.failed(&node, e))),
             }),
@@ -449,9 +471,8 @@ impl Fs {
     }
 
     fn begin_chunks(&self, node: &Node, serving: Arc<Serving>) -> Result<Opened> {
-        match serving.file() {
-            Some(file) => self.cache.note_open(file),
-            None => self.stats.bypass_opens.inc(),
+        if serving.file().is_none() {
+            self.stats.bypass_opens.inc();
         }
         self.begin(node, Mode::Cached, serving)
     }
