@@ -203,6 +203,11 @@ impl Cache {
         policy.opened(&Subject { id, group, bytes: disk_bytes(size) }, cached, now_ms);
     }
 
+    /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.
+    pub fn reading<T>(&self, look: impl FnOnce(&Desk) -> T) -> T {
+        look(&self.policy.lock())
+    }
+
     fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }

@@ -164,9 +164,9 @@ mod tests {
         let mut history = History::default();
         assert_eq!(history.used(id(1), GROUP, 10), Seen::First(1));
         assert_eq!(history.used(id(1), GROUP, 25), Seen::After(15));
-        (0..10).for_each(|n| drop(history.used(id(1), GROUP, 30 + n)));
+        (0..10).for_each(|n| assert_ne!(history.used(id(1), GROUP, 30 + n), Seen::NotKept));
         assert_eq!((history.freq(id(1)), history.freq(id(2))), (12, 0));
-        (0..2000).for_each(|n| drop(history.used(id(2), GROUP, 50 + n)));
+        (0..2000).for_each(|n| assert_ne!(history.used(id(2), GROUP, 50 + n), Seen::NotKept));
         assert!(history.freq(id(1)) < 12 && history.freq(id(2)) == 15, "{}", history.freq(id(1)));
     }
 
