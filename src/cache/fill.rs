@@ -8,6 +8,7 @@ use super::engine::{Copy, CopyError};
 use super::flight::Waiter;
 use super::read::{Opened, Serving};
 use crate::backing::Pin;
+use crate::policy::Subject;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
@@ -114,7 +115,8 @@ impl Cache {
         if self.ssd.is_resting() || self.dir.is_closed() {
             return Err(Stop::NoRoom);
         }
-        let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
+        let candidate = self.candidate(want);
+        let room = self.make_room(&candidate, candidate.bytes, 1).ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
         let fd = Arc::new(fd);
         let stamp = || self.dir.stamp(&fd, number, want.version.size).map_err(Stop::Ssd);
@@ -141,9 +143,16 @@ impl Cache {
         let fd = Arc::new(RamWindow::create(self.dir.io()).map_err(Stop::Ssd)?);
         let copied = self.copy_whole(want, opened, fd.clone())?;
         let file = self.complete(want, Place::Ram(fd), copied, room);
+        file.set_group(self.candidate(want).group);
         let used = file.use_it().expect("not in the window yet, so nobody retired it");
         self.ram.insert(file);
         Ok(used)
+    }
+
+    /// The file that is wanted, as the policy sees it.
+    fn candidate(&self, want: &Want) -> Subject {
+        let group = self.policy.lock().group_of(want.path.as_os_str().as_bytes());
+        Subject { id: want.id, group, bytes: disk_bytes(want.version.size) }
     }
 
     fn complete(&self, want: &Want, place: Place, copied: Copied, room: Reservation) -> Arc<CacheFile> {
@@ -240,7 +249,9 @@ impl Cache {
         if self.ssd.is_resting() || self.dir.is_closed() {
             return None;
         }
-        let Some(room) = self.make_room(0, 1) else {
+        let candidate = self.candidate(want);
+        let room = self.admits(&candidate).then(|| self.make_room(&candidate, 0, 1));
+        let Some(room) = room.flatten() else {
             self.stats.cache_refusals.inc();
             return None;
         };

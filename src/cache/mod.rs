@@ -36,7 +36,7 @@ pub use fill::{FillError, Served, Want};
 pub use read::Serving;
 
 use crate::backing::Source;
-use crate::policy::Eviction;
+use crate::policy::{Desk, Eviction, Subject};
 use crate::stats::Stats;
 use crate::store::dir::Swept;
 use crate::store::index::Loaded;
@@ -49,6 +49,8 @@ use flight::FlightTable;
 use journal::Journal;
 use pool::Pool;
 use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -81,7 +83,8 @@ pub struct Cache {
     stats: Arc<Stats>,
     budget: Arc<Budget>,
     ram: RamWindow,
-    policy: Mutex<Box<dyn Eviction>>,
+    policy: Mutex<Desk>,
+    started: Instant,
     files: FileMap,
     // By version, too: who wants one must not be given another.
     fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
@@ -118,13 +121,14 @@ impl Cache {
         let cache = Arc::new(Self {
             scrub: scrub::Scrub::new(note, records.is_empty()),
             budget: Budget::new(settings.bytes_max, settings.files_max),
+            policy: Mutex::new(Desk::new(policy, settings.bytes_max)),
+            started: Instant::now(),
             ram: RamWindow::new(settings.ram_window_bytes),
             settings,
             source,
             dir: dir.clone(),
             engine,
             stats: stats.clone(),
-            policy: Mutex::new(policy),
             files: FileMap::new(),
             fills: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             begins: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
@@ -156,8 +160,8 @@ impl Cache {
             // A file that is not complete bears no stamp: its chunks are looked at as they are read.
             let trusted = trusted && record.is_complete();
             let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
+            note_inserted(&mut policy, &file);
             self.files.insert(file);
-            policy.inserted(*id);
         }
         drop(policy);
         self.budget.set_overhead(self.dir.overhead_bytes());
@@ -184,10 +188,28 @@ impl Cache {
         size <= self.settings.small_file_bytes_max
     }
 
-    /// Notes that a cached file was opened.
-    pub fn note_open(&self, file: &CacheFile) {
+    /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
+    pub fn note_open(&self, file: &CacheFile, cached: bool) {
         file.count_hit();
-        self.policy.lock().accessed(file.id());
+        self.policy.lock().opened(&subject(file), cached, self.now_ms());
+    }
+
+    /// The same for a file that must be fetched, or looked at, first; before that is asked for, so that the policy knows of
+    /// this open when it decides whether to keep the file.
+    pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
+        let now_ms = self.now_ms();
+        let mut policy = self.policy.lock();
+        let group = policy.group_of(path.as_os_str().as_bytes());
+        policy.opened(&Subject { id, group, bytes: disk_bytes(size) }, cached, now_ms);
+    }
+
+    /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.
+    pub fn reading<T>(&self, look: impl FnOnce(&Desk) -> T) -> T {
+        look(&self.policy.lock())
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
     }
 
     /// The data file of a cached file, open. A fault of the SSD drops the file and says so.
@@ -264,7 +286,7 @@ impl Cache {
             if !self.enlist(file) {
                 return false;
             }
-            policy.inserted(file.id());
+            note_inserted(&mut policy, file);
             self.files.insert(file.clone())
         };
         if let Some(old) = old {
@@ -283,7 +305,7 @@ impl Cache {
             }
             let put = self.files.insert_or_use(file);
             if put.is_ok() {
-                policy.inserted(file.id());
+                note_inserted(&mut policy, file);
             }
             put
         };
@@ -418,6 +440,17 @@ fn sweep(dir: &CacheDir, records: &mut Vec<(FileId, Record)>) -> Result<Vec<File
         tracing::info!("{removed} files that the index does not know and {records} outdated records removed");
     }
     Ok(forgotten)
+}
+
+/// With the policy locked: a file comes into the map.
+fn note_inserted(policy: &mut Desk, file: &CacheFile) {
+    file.set_group(policy.group_of(file.path()));
+    policy.inserted(&subject(file));
+}
+
+/// A cached file as the policy sees it.
+fn subject(file: &CacheFile) -> Subject {
+    Subject { id: file.id(), group: file.group(), bytes: disk_bytes(file.size()) }
 }
 
 fn abandoned() -> Error {

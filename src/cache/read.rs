@@ -11,7 +11,7 @@ use super::engine::{Copy, CopyError};
 use super::fill::{FillError, Want, path_of};
 use super::flight::{Lead, Waiter};
 use super::pool::Pool;
-use super::{Cache, abandoned};
+use super::{Cache, abandoned, subject};
 use crate::backing::{Look, SourceFile};
 use crate::policy::StreamTracker;
 use crate::store::file::Need;
@@ -539,7 +539,7 @@ impl Cache {
         }
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
-        let Some(room) = self.make_room(bytes, 0) else {
+        let Some(room) = self.make_room(&subject(file), bytes, 0) else {
             self.stats.cache_refusals.inc();
             return Ok(false);
         };

@@ -1,16 +1,20 @@
-//! Room for a fill: a reservation, by evicting what the policy names until there is enough or nothing more to evict.
+//! Room for a fill: a reservation, by evicting what the policy names until there is enough, or until it finds that the
+//! file is not worth it.
 
 use super::Cache;
-use crate::store::Reservation;
+use crate::policy::Subject;
 use crate::store::budget::Refusal;
+use crate::store::{Reservation, disk_bytes};
+use crate::types::CHUNK_BYTES;
 use std::time::{Duration, Instant};
 
 /// The file system is asked for its free space at most this often; in between, what we reserve is subtracted.
 const FREE_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Cache {
-    /// Takes `bytes` and `files` from the budget, evicting as the policy says. `None` if there is no room to be had.
-    pub(super) fn make_room(&self, bytes: u64, files: u64) -> Option<Reservation> {
+    /// Takes `bytes` and `files` from the budget for `candidate`, evicting as the policy says. `None` if there is no room
+    /// to be had for it.
+    pub(super) fn make_room(&self, candidate: &Subject, bytes: u64, files: u64) -> Option<Reservation> {
         if bytes > self.settings.bytes_max {
             return None;
         }
@@ -24,7 +28,7 @@ impl Cache {
             if self.budget.wait_for_leaving() {
                 continue;
             }
-            if !self.policy.lock().makes_room() || self.budget.is_leaving_full() || !self.evict_one() {
+            if self.budget.is_leaving_full() || !self.evict_one(Some(candidate)) {
                 return None;
             }
             if refusal == Refusal::FreeSpace {
@@ -33,17 +37,26 @@ impl Cache {
         }
     }
 
-    /// Evicts until the budget holds, as after a restart with a smaller one.
-    pub(super) fn shrink_to_budget(&self) {
-        while self.budget.is_over() && self.evict_one() {}
+    /// Whether there is room for the start of a large file, or the policy would make some: one that it refuses is not
+    /// begun.
+    pub(super) fn admits(&self, candidate: &Subject) -> bool {
+        let start = disk_bytes(candidate.bytes.min(CHUNK_BYTES));
+        self.look_at_free_space(false);
+        self.budget.reserve(start, 1).is_ok()
+            || self.policy.lock().victim(Some(candidate), &mut |_| false).is_some()
     }
 
-    /// Evicts what the policy names. `false` if it names nothing.
-    fn evict_one(&self) -> bool {
+    /// Evicts until the budget holds, as after a restart with a smaller one.
+    pub(super) fn shrink_to_budget(&self) {
+        while self.budget.is_over() && self.evict_one(None) {}
+    }
+
+    /// Evicts what the policy names for this candidate. `false` if it names nothing.
+    fn evict_one(&self, candidate: Option<&Subject>) -> bool {
         let (file, chosen) = {
             let mut policy = self.policy.lock();
             let mut chosen = None;
-            let id = policy.victim(&mut |id| match self.files.get(id) {
+            let id = policy.victim(candidate, &mut |id| match self.files.get(id) {
                 Some(file) if file.retire() => {
                     chosen = Some(file);
                     false

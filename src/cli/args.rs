@@ -149,7 +149,7 @@ pub struct MountArgs {
     /// How much of the SSD to use: 200GB, 80% [default: what is free, less 5 % of the disk]
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<String>,
-    /// Who goes when the cache is full: lru, or none (keep what is there)
+    /// Who goes when the cache is full: epoch (knows training), lru, or none (keep what is there) [default: epoch]
     #[arg(long, value_name = "POLICY")]
     pub evict_policy: Option<String>,
     /// How old a fact about the source may be: 60s, 0, forever [default: 60s]

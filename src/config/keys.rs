@@ -50,7 +50,8 @@ macro_rules! key {
     };
 }
 
-const EVICT_POLICIES: &[(&str, EvictPolicy)] = &[("lru", EvictPolicy::Lru), ("none", EvictPolicy::None)];
+const EVICT_POLICIES: &[(&str, EvictPolicy)] =
+    &[("epoch", EvictPolicy::Epoch), ("lru", EvictPolicy::Lru), ("none", EvictPolicy::None)];
 const IO_ENGINES: &[(&str, IoEngineChoice)] = &[
     ("auto", IoEngineChoice::Auto),
     ("io_uring", IoEngineChoice::IoUring),
@@ -73,7 +74,7 @@ pub(super) static KEYS: &[Key] = &[
     key!(cache.ram_window, Word, size(0..=SIZE_BYTES_MAX),
         "a size from 0 (off) to 1024PiB such as 64MiB"),
     key!(cache.evict_policy, Word, word(EVICT_POLICIES),
-        "lru, none"),
+        "epoch, lru, none"),
     key!(cache.small_file_max, Word, size(0..=SIZE_BYTES_MAX),
         "a size from 0 (off) to 1024PiB such as 4MiB"),
     key!(mount.allow_other, Word, auto_or(boolean),

@@ -157,6 +157,8 @@ fn share(whole: u64, percent: u8) -> u64 {
 /// What gives way when the cache is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictPolicy {
+    /// What training needs no more or clearly less: under shuffled epochs nothing.
+    Epoch,
     /// What was opened longest ago.
     Lru,
     /// Nothing: what is cached stays, the rest is read from the source.

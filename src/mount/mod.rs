@@ -24,7 +24,7 @@ use crate::config::{Config, EvictPolicy, IoEngineChoice};
 use crate::control::Server;
 use crate::fs::{self, Fs};
 use crate::fuse::session::Connection;
-use crate::policy::{Eviction, Lru, NeverEvict};
+use crate::policy::{Epoch, Eviction, Lru, NeverEvict};
 use crate::stats::Stats;
 use crate::store::{CacheDir, Index, disk_bytes};
 use crate::sys::facts::KernelFacts;
@@ -119,6 +119,7 @@ fn build(
         tracing::warn!("fills use plain reads and writes: {reason}");
     }
     let policy: Box<dyn Eviction> = match config.cache.evict_policy {
+        EvictPolicy::Epoch => Box::new(Epoch::new()),
         EvictPolicy::Lru => Box::new(Lru::new()),
         EvictPolicy::None => Box::new(NeverEvict),
     };

@@ -17,7 +17,7 @@ use super::{CacheDir, Record, Reservation, disk_bytes};
 use crate::types::sync::Mutex;
 use crate::types::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::types::{
-    ChunkIndex, ChunkRange, FileId, FileVersion, KernelRef, Result, chunk_count, chunk_range,
+    ChunkIndex, ChunkRange, FileId, FileVersion, GroupId, KernelRef, Result, chunk_count, chunk_range,
 };
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
@@ -68,6 +68,7 @@ pub struct CacheFile {
     reservation: Mutex<Reservation>,
     users: AtomicU32,
     hits: AtomicU32,
+    group: AtomicU32,
     unsettled: AtomicBool,
 }
 
@@ -126,6 +127,7 @@ impl CacheFile {
             reservation: Mutex::new(reservation),
             users: AtomicU32::new(0),
             hits: AtomicU32::new(0),
+            group: AtomicU32::new(0),
             unsettled: AtomicBool::new(false),
         })
     }
@@ -173,6 +175,16 @@ impl CacheFile {
     /// Its content.
     pub fn version(&self) -> FileVersion {
         self.version
+    }
+
+    /// The data set that it was found to belong to; the mount's before that.
+    pub fn group(&self) -> GroupId {
+        GroupId(self.group.load(Ordering::Relaxed) as u16)
+    }
+
+    /// It belongs to this data set.
+    pub fn set_group(&self, group: GroupId) {
+        self.group.store(group.0.into(), Ordering::Relaxed);
     }
 
     /// Length in bytes.

@@ -12,8 +12,10 @@ mod faulty_io;
 #[path = "../figures.rs"]
 mod figures;
 mod fs_model;
+mod policies;
 mod power_loss;
 mod restart;
+mod rivals;
 mod seam;
 mod single_flight;
 mod space;

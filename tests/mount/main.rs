@@ -11,6 +11,7 @@ mod common;
 mod damage;
 mod dead_source;
 mod dirs;
+mod epochs;
 mod faulty_source;
 #[path = "../figures.rs"]
 mod figures;

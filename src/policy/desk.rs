@@ -1,0 +1,84 @@
+//! What one mount knows of how it is read: every event enters here once, and all who decide see the same.
+//!
+//! The eviction, the epochs and the curve are apart from each other; what they share, the data set of a path and what is
+//! one use of a file, is found out here.
+
+use super::epochs::Epochs;
+use super::groups::Groups;
+use super::uses::RecentUses;
+use super::{Access, Eviction, Subject};
+use crate::types::{FileId, GroupId};
+
+/// All decisions of one mount.
+pub struct Desk {
+    eviction: Box<dyn Eviction>,
+    groups: Groups,
+    uses: RecentUses,
+    epochs: Epochs,
+}
+
+impl Desk {
+    /// With this policy, for a cache of so many bytes.
+    pub fn new(mut eviction: Box<dyn Eviction>, capacity_bytes: u64) -> Self {
+        eviction.set_capacity(capacity_bytes);
+        Self { eviction, groups: Groups::default(), uses: RecentUses::default(), epochs: Epochs::default() }
+    }
+
+    /// The data set of the file at `path`, below the mount.
+    pub fn group_of(&mut self, path: &[u8]) -> GroupId {
+        let group = self.groups.of(path);
+        for (from, into) in self.groups.take_merges() {
+            self.eviction.regrouped(from, into);
+            self.epochs.regrouped(from, into);
+        }
+        group
+    }
+
+    /// `file` was opened; `cached`: without a byte of the source. Its group may be one that was given out long ago.
+    pub fn opened(&mut self, file: &Subject, cached: bool, now_ms: u64) {
+        let file = self.current(file);
+        let access = Access { cached, again: self.uses.is_again(file.id, now_ms), now_ms };
+        self.eviction.accessed(&file, access);
+        self.epochs.note(&file, access);
+    }
+
+    /// `file` is now cached.
+    pub fn inserted(&mut self, file: &Subject) {
+        let file = self.current(file);
+        self.eviction.inserted(&file);
+    }
+
+    /// `id` is not cached any more.
+    pub fn removed(&mut self, id: FileId) {
+        self.eviction.removed(id);
+    }
+
+    /// As [`Eviction::victim`].
+    pub fn victim(
+        &mut self,
+        candidate: Option<&Subject>,
+        in_use: &mut dyn FnMut(FileId) -> bool,
+    ) -> Option<FileId> {
+        let candidate = candidate.map(|file| self.current(file));
+        self.eviction.victim(candidate.as_ref(), in_use)
+    }
+
+    /// As [`Eviction::order`].
+    pub fn order(&self) -> Vec<FileId> {
+        self.eviction.order()
+    }
+
+    /// The data sets.
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    /// Where in their epochs the data sets are.
+    pub fn epochs(&self) -> &Epochs {
+        &self.epochs
+    }
+
+    fn current(&self, file: &Subject) -> Subject {
+        Subject { group: self.groups.current(file.group), ..*file }
+    }
+}

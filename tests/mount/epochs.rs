@@ -1,0 +1,133 @@
+//! Training on the real mount: shuffled epochs over more than the cache holds, by each policy.
+
+use crate::common::*;
+use crate::need_mount;
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use warmfs::types::FileId;
+
+const FILES: u32 = 4000;
+const READERS: usize = 2;
+
+/// Sizes that are as mixed as those of real samples.
+fn size(n: u32) -> usize {
+    2048 + (FileId { high: 3, low: u64::from(n) }.fingerprint() % 14_336) as usize
+}
+
+fn name(n: u32) -> String {
+    format!("train/class{}/{n}.jpg", n % 50)
+}
+
+/// The order of an epoch.
+fn shuffled(epoch: u64) -> Vec<u32> {
+    let mut files: Vec<u32> = (0..FILES).collect();
+    files.sort_by_key(|&n| FileId { high: epoch + 1, low: u64::from(n) }.fingerprint());
+    files
+}
+
+/// What one epoch did.
+#[derive(Debug)]
+struct Epoch {
+    hit_ratio: f64,
+    byte_hit_ratio: f64,
+    written_bytes: u64,
+    read_bytes: u64,
+}
+
+/// Reads every file once, by several readers, each of which compares what it gets.
+fn read_epoch(world: &World, epoch: u64) -> Epoch {
+    let names = ["opens", "hits", "backing_bytes_read", "ssd_bytes_written"];
+    let figures = || -> HashMap<_, _> { names.into_iter().map(|name| (name, world.stat(name))).collect() };
+    let before = figures();
+    let order = shuffled(epoch);
+    std::thread::scope(|scope| {
+        for reader in 0..READERS {
+            let order = &order;
+            scope.spawn(move || {
+                for &n in order.iter().skip(reader).step_by(READERS) {
+                    let bytes = std::fs::read(world.mnt(name(n))).unwrap();
+                    assert_eq!(bytes, pattern(n.into(), size(n)), "{}", name(n));
+                }
+            });
+        }
+    });
+    let after = figures();
+    let grown = |name: &str| after[name] - before[name];
+    let read_bytes: u64 = (0..FILES).map(|n| size(n) as u64).sum();
+    assert_eq!(grown("opens"), u64::from(FILES));
+    Epoch {
+        hit_ratio: grown("hits") as f64 / grown("opens") as f64,
+        byte_hit_ratio: 1.0 - grown("backing_bytes_read") as f64 / read_bytes as f64,
+        written_bytes: grown("ssd_bytes_written"),
+        read_bytes,
+    }
+}
+
+/// Bytes on the disk below the cache's data directory.
+fn data_bytes(world: &World) -> u64 {
+    let files = walkdir::WalkDir::new(world.cache()).into_iter().flatten();
+    let on_disk = |e: walkdir::DirEntry| {
+        use std::os::unix::fs::MetadataExt;
+        // Removed while we look.
+        e.metadata().map_or(0, |meta| if meta.is_file() { meta.blocks() * 512 } else { 0 })
+    };
+    files.map(on_disk).sum()
+}
+
+/// Five epochs with a cache that holds half of the files' blocks.
+fn train(policy: &str) -> Vec<Epoch> {
+    let blocks: u64 = (0..FILES).map(|n| size(n).next_multiple_of(4096) as u64).sum();
+    // What the index may take beside the files is a budget's, too.
+    let index_bytes = 2 << 20;
+    let capacity = blocks / 2 + index_bytes;
+    let flags =
+        ["--cache-size", &capacity.to_string(), "--evict-policy", policy, "-o", "cache.ram_window=256KiB"];
+    let world = World::new(&flags);
+    for n in 0..FILES {
+        world.put(&name(n), size(n), n.into());
+    }
+    world.mount();
+    let over = AtomicBool::new(false);
+    let most = Mutex::new(0);
+    let epochs = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                let bytes = data_bytes(&world).max(world.stat("cache_used_bytes"));
+                let mut most = most.lock().unwrap();
+                *most = bytes.max(*most);
+                drop(most);
+                std::thread::sleep(std::time::Duration::from_millis(200));
+            }
+        });
+        let epochs: Vec<Epoch> = (0..5).map(|epoch| read_epoch(&world, epoch)).collect();
+        over.store(true, Ordering::Relaxed);
+        epochs
+    });
+    let most = *most.lock().unwrap();
+    assert!(most <= capacity && most > capacity / 2, "{most} of {capacity} bytes");
+    println!("{policy}: {epochs:#.3?}, {most} of {capacity} bytes at the most");
+    world.umount();
+    epochs
+}
+
+fn mean(epochs: &[Epoch], of: impl Fn(&Epoch) -> f64) -> f64 {
+    epochs.iter().map(of).sum::<f64>() / epochs.len() as f64
+}
+
+/// Goal: with a cache of half the data the default hits half of the opens and of the bytes from the second epoch on, and
+/// writes next to nothing after the first; LRU in the same run hits 15 % and writes all the time.
+#[test]
+fn shuffled_epochs_hit_what_fits() {
+    need_mount!();
+    let epochs = train("epoch");
+    let steady = &epochs[2..];
+    let (by_files, by_bytes) = (mean(steady, |e| e.hit_ratio), mean(steady, |e| e.byte_hit_ratio));
+    assert!(by_files >= 0.49 && by_bytes >= 0.49, "{by_files} of the files, {by_bytes} of the bytes");
+    let written: u64 = epochs[1..].iter().map(|e| e.written_bytes).sum();
+    let read: u64 = epochs[1..].iter().map(|e| e.read_bytes).sum();
+    assert!(written * 50 < read, "{written} bytes written for {read} read");
+    let lru = train("lru");
+    let by_lru = mean(&lru[2..], |e| e.hit_ratio);
+    assert!((0.10..0.25).contains(&by_lru), "{by_lru} by lru");
+}
