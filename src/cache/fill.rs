@@ -9,7 +9,7 @@ use super::flight::Waiter;
 use super::read::{Opened, Serving};
 use crate::backing::Pin;
 use crate::policy::Subject;
-use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
+use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, Tally, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -28,6 +28,8 @@ pub struct Want {
     pub path: PathBuf,
     /// The file itself, if it is held since it was looked up.
     pub pin: Option<Pin>,
+    /// Nobody has asked for it: it takes room that is free, and its bytes are counted here.
+    pub ahead: Option<Arc<Tally>>,
 }
 
 /// Where the file can be read now.
@@ -73,10 +75,12 @@ impl Cache {
         {
             return Ok(Served::File(file));
         }
+        let _reader = want.ahead.is_none().then(|| self.prefetch.reader());
         let opened = self.open_version(want)?;
         match self.fill_ssd(want, &opened) {
             Ok(file) => return Ok(Served::File(file)),
             Err(Stop::Source(error)) => return Err(error),
+            Err(Stop::NoRoom) if want.ahead.is_some() => {}
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
@@ -116,7 +120,11 @@ impl Cache {
             return Err(Stop::NoRoom);
         }
         let candidate = self.candidate(want);
-        let room = self.make_room(&candidate, candidate.bytes, 1).ok_or(Stop::NoRoom)?;
+        let room = match want.ahead {
+            None => self.make_room(&candidate, candidate.bytes, 1),
+            Some(_) => self.room_to_spare(candidate.bytes, 1),
+        };
+        let room = room.ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
         let fd = Arc::new(fd);
         let stamp = || self.dir.stamp(&fd, number, want.version.size).map_err(Stop::Ssd);
@@ -139,7 +147,12 @@ impl Cache {
     }
 
     fn fill_ram(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
-        let room = self.ram.reserve(want.version.size).ok_or(Stop::NoRoom)?;
+        let size = want.version.size;
+        let room = match want.ahead {
+            None => self.ram.reserve(size),
+            Some(_) => self.ram.reserve_ahead(size),
+        };
+        let room = room.ok_or(Stop::NoRoom)?;
         let fd = Arc::new(RamWindow::create(self.dir.io()).map_err(Stop::Ssd)?);
         let copied = self.copy_whole(want, opened, fd.clone())?;
         let file = self.complete(want, Place::Ram(fd), copied, room);
@@ -161,6 +174,9 @@ impl Cache {
         let file = CacheFile::new(want.id, want.version, path, place, copied.chunks, room);
         if copied.racy {
             file.set_unsettled();
+        }
+        if let Some(tally) = &want.ahead {
+            file.set_ahead(tally.fetched(file.size()));
         }
         file
     }

@@ -14,6 +14,7 @@
 //! | [`disk`] | reads what the SSD has, past the page cache |
 //! | [`mend`] | a cache directory that somebody removed is made anew |
 //! | [`warm`] | fills whole trees |
+//! | [`prefetch`] | fetches what will be asked for, behind those who ask now |
 //!
 //! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
 //! becomes a counter and a read from the source.
@@ -26,6 +27,7 @@ pub mod flight;
 pub mod journal;
 pub mod mend;
 pub mod pool;
+pub mod prefetch;
 pub mod read;
 pub mod scrub;
 pub mod space;
@@ -48,6 +50,7 @@ use engine::FillEngine;
 use flight::FlightTable;
 use journal::Journal;
 use pool::Pool;
+use prefetch::Prefetch;
 use std::collections::HashMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -94,6 +97,7 @@ pub struct Cache {
     journal: Journal,
     scrub: scrub::Scrub,
     background: Pool,
+    prefetch: Prefetch,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
 }
@@ -134,8 +138,9 @@ impl Cache {
             begins: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             chunks: FlightTable::new(|| Err(abandoned())),
             verifies: FlightTable::new(|| false),
-            journal: Journal::new(index, dir, stats),
+            journal: Journal::new(index, dir, stats.clone()),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
+            prefetch: Prefetch::new(stats.clone()),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
         });
@@ -190,17 +195,30 @@ impl Cache {
 
     /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
     pub fn note_open(&self, file: &CacheFile, cached: bool) {
+        self.note_use(file);
+        self.tell_policy(&subject(file), cached);
+    }
+
+    /// Somebody has opened the file, for the file's own sake.
+    pub fn note_use(&self, file: &CacheFile) {
         file.count_hit();
-        self.policy.lock().opened(&subject(file), cached, self.now_ms());
+        if file.end_ahead() {
+            self.ram.used(file.id());
+        }
+    }
+
+    fn tell_policy(&self, file: &Subject, cached: bool) {
+        let scout = self.policy.lock().opened(file, cached, self.now_ms());
+        if let Some(group) = scout {
+            self.prefetch.send_scout(group);
+        }
     }
 
     /// The same for a file that must be fetched, or looked at, first; before that is asked for, so that the policy knows of
     /// this open when it decides whether to keep the file.
     pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
-        let now_ms = self.now_ms();
-        let mut policy = self.policy.lock();
-        let group = policy.group_of(path.as_os_str().as_bytes());
-        policy.opened(&Subject { id, group, bytes: disk_bytes(size) }, cached, now_ms);
+        let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
+        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, cached);
     }
 
     /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.
@@ -401,6 +419,7 @@ impl Cache {
 
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
+        self.stop_prefetch();
         self.background.stop();
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);

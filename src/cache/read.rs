@@ -391,8 +391,13 @@ impl Cache {
     }
 
     fn open_source_of(&self, file: &CacheFile) -> Result<Opened> {
-        let want =
-            Want { id: file.id(), version: file.version(), path: path_of(file).to_path_buf(), pin: None };
+        let want = Want {
+            id: file.id(),
+            version: file.version(),
+            path: path_of(file).to_path_buf(),
+            pin: None,
+            ahead: None,
+        };
         match self.open_version(&want) {
             Ok(opened) => Ok(opened),
             Err(FillError::Changed(_)) => Err(stale("open")),

@@ -37,6 +37,12 @@ impl Cache {
         }
     }
 
+    /// Takes `bytes` and `files` from the budget if they are there: nothing is evicted for what nobody has asked for.
+    pub(super) fn room_to_spare(&self, bytes: u64, files: u64) -> Option<Reservation> {
+        self.look_at_free_space(false);
+        self.budget.reserve(bytes, files).ok()
+    }
+
     /// Whether there is room for the start of a large file, or the policy would make some: one that it refuses is not
     /// begun.
     pub(super) fn admits(&self, candidate: &Subject) -> bool {

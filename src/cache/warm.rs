@@ -129,6 +129,7 @@ impl Cache {
             version: self.source.version(attr),
             path: path.to_path_buf(),
             pin: None,
+            ahead: None,
         };
         if self.get(want.id, &want.version).is_some_and(|f| f.is_complete()) {
             bytes(attr.size, false);

@@ -158,6 +158,9 @@ pub struct MountArgs {
     /// Serve warm files by warmfs instead of letting the kernel read them
     #[arg(long)]
     pub no_passthrough: bool,
+    /// Fetch nothing before it is asked for
+    #[arg(long)]
+    pub no_prefetch: bool,
     /// Let other users in (default when root mounts)
     #[arg(long, conflicts_with = "private")]
     pub allow_other: bool,
@@ -249,6 +252,7 @@ impl MountArgs {
         add("--evict-policy", "cache.evict_policy", self.evict_policy.clone());
         add("--ttl", "metadata.ttl", self.ttl.clone());
         add("--no-passthrough", "mount.passthrough", on(self.no_passthrough, "false"));
+        add("--no-prefetch", "prefetch.enabled", on(self.no_prefetch, "false"));
         add("--allow-other", "mount.allow_other", on(self.allow_other, "true"));
         add("--private", "mount.allow_other", on(self.private, "false"));
         Ok(flags)

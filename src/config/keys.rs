@@ -6,7 +6,8 @@
 
 use super::schema::{
     CacheSettings, CacheSize, Config, EvictPolicy, FreeFloor, IdentitySource, InspectSettings,
-    IoEngineChoice, LogSettings, MetadataSettings, MountSettings, ScrubSettings, SourceSettings,
+    IoEngineChoice, LogSettings, MetadataSettings, MountSettings, PrefetchSettings, ScrubSettings,
+    SourceSettings,
 };
 use super::values::{
     Parsed, SIZE_BYTES_MAX, auto_or, boolean, cache_size, count, free_floor, log_filter, number, path,
@@ -99,6 +100,8 @@ pub(super) static KEYS: &[Key] = &[
         "a duration from 1ms to 1d such as 60s"),
     key!(source.hang_after, Word, patience,
         "a duration from 1ms to 1d such as 1s"),
+    key!(prefetch.enabled, Word, boolean,
+        "true, false"),
     key!(scrub.rate, Word, size(0..=SIZE_BYTES_MAX),
         "a size from 0 (off) to 1024PiB such as 16MiB"),
     key!(scrub.interval, Word, period,
@@ -139,6 +142,7 @@ pub(super) const BLANK: Config = Config {
         timeout: Duration::ZERO,
         hang_after: Duration::ZERO,
     },
+    prefetch: PrefetchSettings { enabled: false },
     scrub: ScrubSettings { rate: 0, interval: None },
     inspect: InspectSettings { list_xattrs: false },
     log: LogSettings { level: String::new(), file: None, max_size: 0 },

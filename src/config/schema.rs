@@ -23,6 +23,15 @@ pub struct Config {
     pub inspect: InspectSettings,
     /// `[log]`: what is written down, and where.
     pub log: LogSettings,
+    /// What is fetched before it is asked for.
+    pub prefetch: PrefetchSettings,
+}
+
+/// `[prefetch]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefetchSettings {
+    /// Whether anything is fetched before it is asked for.
+    pub enabled: bool,
 }
 
 /// `[cache]`

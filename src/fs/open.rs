@@ -186,7 +186,13 @@ impl Fs {
     fn want(&self, opening: &Opening, attr: &Attr) -> Want {
         let path = opening.node.path();
         let pin = opening.held.as_ref().map(|held| held.pin().clone());
-        Want { id: self.source.file_id(&path, attr), version: self.source.version(attr), path, pin }
+        Want {
+            id: self.source.file_id(&path, attr),
+            version: self.source.version(attr),
+            path,
+            pin,
+            ahead: None,
+        }
     }
 
     fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {
@@ -373,7 +379,7 @@ impl Fs {
                     let counter = if was_here { &fs.stats.hits } else { &fs.stats.misses };
                     counter.inc();
                     if let Served::File(file) = &served {
-                        file.count_hit();
+                        fs.cache.note_use(file);
                     }
                     reply(fs.open_served(&opening, served));
                 }
@@ -492,7 +498,7 @@ impl Fs {
             Box::new(move |begun| match begun {
                 Ok(serving) => {
                     if let Some(file) = serving.file() {
-                        file.count_hit();
+                        fs.cache.note_use(file);
                     }
                     reply(fs.begin_chunks(&opening, serving));
                 }

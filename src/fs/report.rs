@@ -16,9 +16,7 @@ impl Fs {
         let (waiting, threads) = self.pool.gauges();
         for (name, value) in [
             ("hit_ratio", ratio),
-            // Nothing is prefetched, pinned or decoded yet, and no epochs are told apart; the names are promised.
-            ("prefetched_bytes", json!(0)),
-            ("prefetch_used_bytes", json!(0)),
+            // Nothing is pinned or decoded yet, and no epochs are told apart; the names are promised.
             ("pinned_bytes", json!(0)),
             ("decoded_bytes", json!(0)),
             ("epochs", json!([])),

@@ -129,6 +129,9 @@ fn build(
     if let Some(bytes_per_s) = NonZeroU64::new(config.scrub.rate) {
         cache.start_scrub(cache::scrub::Settings { bytes_per_s, interval: config.scrub.interval });
     }
+    if config.prefetch.enabled {
+        cache.start_prefetch();
+    }
     let fs = Fs::new(fs_settings(config), cache.clone())?;
     if config.mount.passthrough
         && let Err(reason) = facts.passthrough_possible()

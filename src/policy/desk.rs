@@ -5,6 +5,7 @@
 
 use super::epochs::Epochs;
 use super::groups::Groups;
+use super::rings::{self, Outcome, Rings, Turn};
 use super::uses::RecentUses;
 use super::{Access, Eviction, Subject};
 use crate::types::{FileId, GroupId};
@@ -15,13 +16,20 @@ pub struct Desk {
     groups: Groups,
     uses: RecentUses,
     epochs: Epochs,
+    rings: Rings,
 }
 
 impl Desk {
     /// With this policy, for a cache of so many bytes.
     pub fn new(mut eviction: Box<dyn Eviction>, capacity_bytes: u64) -> Self {
         eviction.set_capacity(capacity_bytes);
-        Self { eviction, groups: Groups::default(), uses: RecentUses::default(), epochs: Epochs::default() }
+        Self {
+            eviction,
+            groups: Groups::default(),
+            uses: RecentUses::default(),
+            epochs: Epochs::default(),
+            rings: Rings::default(),
+        }
     }
 
     /// The data set of the file at `path`, below the mount.
@@ -30,16 +38,32 @@ impl Desk {
         for (from, into) in self.groups.take_merges() {
             self.eviction.regrouped(from, into);
             self.epochs.regrouped(from, into);
+            self.rings.forget(from);
         }
         group
     }
 
-    /// `file` was opened; `cached`: without a byte of the source. Its group may be one that was given out long ago.
-    pub fn opened(&mut self, file: &Subject, cached: bool, now_ms: u64) {
+    /// `file` was opened; `cached`: without a byte of the source. Its group may be one that was given out long ago. Gives a
+    /// data set if it should be fetched ahead from now on.
+    pub fn opened(&mut self, file: &Subject, cached: bool, now_ms: u64) -> Option<GroupId> {
         let file = self.current(file);
         let access = Access { cached, again: self.uses.is_again(file.id, now_ms), now_ms };
         self.eviction.accessed(&file, access);
         self.epochs.note(&file, access);
+        if access.again {
+            return None;
+        }
+        self.rings.note(file.group, &self.epochs).then_some(file.group)
+    }
+
+    /// What the scout of a data set, which was sent out in its epoch `number`, is to do now.
+    pub fn scout(&mut self, group: GroupId, number: u32, unused_bytes: u64, now_ms: u64) -> Turn {
+        rings::turn(self.epochs.now(group), self.epochs.is_recognised(group), number, unused_bytes, now_ms)
+    }
+
+    /// The scout of a data set has come back: it has seen all of it, or was called back.
+    pub fn scout_back(&mut self, group: GroupId, outcome: Outcome) {
+        self.rings.back(group, outcome);
     }
 
     /// `file` is now cached.

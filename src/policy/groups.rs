@@ -92,6 +92,21 @@ impl Groups {
         id
     }
 
+    /// The data set of the file at `path` as far as it is known.
+    pub fn peek(&self, path: &[u8]) -> GroupId {
+        let (name, is_split) = name_of(path);
+        match is_split || !self.collapsed {
+            true => self.by_name.get(name).copied().unwrap_or(MOUNT),
+            false => MOUNT,
+        }
+    }
+
+    /// The directory below which the files of a data set are, and whether they may lie deeper in it.
+    pub fn dir(&self, id: GroupId) -> (&[u8], bool) {
+        let name = self.names.get(usize::from(self.current(id).0)).map_or(&[][..], |name| name);
+        (name, !name.is_empty() || self.collapsed)
+    }
+
     /// From now on the directories at the top are parts of one data set.
     fn collapse(&mut self) {
         self.collapsed = true;

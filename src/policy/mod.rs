@@ -8,6 +8,7 @@
 //! | [`groups`] | which data set a path belongs to |
 //! | [`uses`] | opens of a file close together are one use of it |
 //! | [`epochs`] | where in its epoch a data set is |
+//! | [`rings`] | when a data set is fetched ahead of its readers, and how far |
 //! | [`epoch`] | the default: a static set under epochs, hot files admitted, what is over makes room |
 //! | `lru` | `lru` and `none` |
 //! | `stream` | does this stream of reads want the whole file |
@@ -22,6 +23,7 @@ pub mod epoch;
 pub mod epochs;
 pub mod groups;
 mod lru;
+pub mod rings;
 pub mod scrub;
 pub mod simulate;
 mod stream;

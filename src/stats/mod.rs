@@ -79,6 +79,12 @@ counters! {
     cache_errors: "1",
     /// Files that found no room in the cache and were served without being kept.
     cache_refusals: "1",
+    /// Bytes fetched before anybody asked for them.
+    prefetched_bytes: "bytes",
+    /// Of these, bytes of files that somebody opened in the end.
+    prefetch_used_bytes: "bytes",
+    /// Of these, bytes of files that had to go before anybody opened them.
+    prefetch_wasted_bytes: "bytes",
     /// Whole files filled.
     fills: "1",
     /// Requests answered from what was known because the source was silent.

@@ -13,7 +13,7 @@
 //! Who uses a file holds a [`FileUse`]; a file is removed to make room only when there is none. What a removed file
 //! took is given back when the last reference to it is gone, because the disk frees it no earlier.
 
-use super::{CacheDir, Record, Reservation, disk_bytes};
+use super::{Ahead, CacheDir, Record, Reservation, disk_bytes};
 use crate::types::sync::Mutex;
 use crate::types::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use crate::types::{
@@ -70,6 +70,9 @@ pub struct CacheFile {
     hits: AtomicU32,
     group: AtomicU32,
     unsettled: AtomicBool,
+    /// Told without the lock: whether there is something in `ahead`.
+    is_ahead: AtomicBool,
+    ahead: Mutex<Option<Ahead>>,
 }
 
 struct State {
@@ -129,6 +132,8 @@ impl CacheFile {
             hits: AtomicU32::new(0),
             group: AtomicU32::new(0),
             unsettled: AtomicBool::new(false),
+            is_ahead: AtomicBool::new(false),
+            ahead: Mutex::new(None),
         })
     }
 
@@ -170,6 +175,26 @@ impl CacheFile {
     /// Whether it is so.
     pub fn is_unsettled(&self) -> bool {
         self.unsettled.load(Ordering::Acquire)
+    }
+
+    /// It was fetched before anybody asked for it.
+    pub fn set_ahead(&self, ahead: Ahead) {
+        *self.ahead.lock() = Some(ahead);
+        self.is_ahead.store(true, Ordering::Release);
+    }
+
+    /// Whether nobody has asked for it yet.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead.load(Ordering::Acquire)
+    }
+
+    /// Somebody did. Says whether this is the first.
+    pub fn end_ahead(&self) -> bool {
+        if !self.is_ahead() || !self.is_ahead.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let ahead = self.ahead.lock().take();
+        ahead.map(Ahead::used).is_some()
     }
 
     /// Its content.

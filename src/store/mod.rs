@@ -6,6 +6,7 @@
 //! to fetch, keep or drop is decided above.
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod budget;
 pub mod dir;
 pub mod file;
@@ -14,6 +15,7 @@ pub mod index;
 mod index_file;
 pub mod ram;
 
+pub use ahead::{Ahead, Tally};
 pub use budget::{Budget, Reservation};
 pub use dir::CacheDir;
 pub use file::{CacheFile, Chunk, FileUse, Place};

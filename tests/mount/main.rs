@@ -20,6 +20,7 @@ mod lifecycle;
 mod limits;
 mod listing;
 mod modes;
+mod prefetch;
 mod refusals;
 mod restart;
 mod rfsx;

@@ -1,0 +1,157 @@
+//! Fetches what will be asked for, behind those who ask now.
+//!
+//! | file | its part |
+//! |---|---|
+//! | this one | what is counted, who is out, how a file is fetched that nobody has asked for |
+//! | [`scout`] | goes through a data set ahead of its readers |
+//!
+//! What it promises: nothing is evicted for what nobody has asked for, so that it takes free room on the SSD or its share
+//! of the RAM window; every byte is counted as used or as wasted in the end; and while readers wait for the source only a
+//! few threads are in their way. When to fetch what is decided in `policy` ([`crate::policy::rings`]).
+
+mod scout;
+
+use super::pool::Pool;
+use super::{Cache, FillError, Served, Want};
+use crate::policy::epochs::FileState;
+use crate::stats::Stats;
+use crate::store::Tally;
+use crate::types::sync::Mutex;
+use crate::types::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use crate::types::{FileKind, GroupId};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// Data sets that are gone through at the same time: a training set and its validation set.
+const SCOUTS_MAX: usize = 2;
+
+/// Threads that fetch while readers wait for the source; they have begun before those came.
+const BESIDE_READERS_MAX: usize = 4;
+
+/// How often whoever waits here looks again. Short against a request to a slow source.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// The part of a [`Cache`] that fetches ahead.
+pub struct Prefetch {
+    stats: Arc<Stats>,
+    cache: OnceLock<Weak<Cache>>,
+    scouts: Pool,
+    tallies: Mutex<HashMap<GroupId, Arc<Tally>>>,
+    stopped: AtomicBool,
+    /// Readers that wait for bytes of the source.
+    readers: AtomicUsize,
+    /// Files that are being fetched ahead.
+    fetching: AtomicUsize,
+}
+
+/// What became of a file that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetched {
+    /// It is here now, or nothing is to be done about it.
+    Done,
+    /// There is no room for it now.
+    NoRoom,
+}
+
+/// One more in a count while this lives.
+struct Counted<'a>(&'a AtomicUsize);
+
+impl<'a> Counted<'a> {
+    fn one(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Prefetch {
+    /// Fetches nothing before [`Cache::start_prefetch`].
+    pub(super) fn new(stats: Arc<Stats>) -> Self {
+        Self {
+            stats,
+            cache: OnceLock::new(),
+            scouts: Pool::new("warmfs-scout", SCOUTS_MAX),
+            tallies: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            readers: AtomicUsize::new(0),
+            fetching: AtomicUsize::new(0),
+        }
+    }
+
+    /// A data set is to be fetched ahead of its readers.
+    pub(super) fn send_scout(&self, group: GroupId) {
+        let Some(cache) = self.cache.get().and_then(Weak::upgrade) else { return };
+        self.scouts.submit(Box::new(move || cache.scout(group)));
+    }
+
+    /// A reader waits for the source as long as the answer lives.
+    pub(super) fn reader(&self) -> impl Drop + '_ {
+        Counted::one(&self.readers)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn tally(&self, group: GroupId) -> Arc<Tally> {
+        self.tallies.lock().entry(group).or_insert_with(|| Tally::new(self.stats.clone())).clone()
+    }
+
+    /// Waits while readers wait for the source and enough of us are at it already.
+    fn give_way(&self) -> Counted<'_> {
+        loop {
+            let me = Counted::one(&self.fetching);
+            let beside = self.fetching.load(Ordering::Acquire) > BESIDE_READERS_MAX;
+            if !beside || self.readers.load(Ordering::Acquire) == 0 || self.is_stopped() {
+                return me;
+            }
+            drop(me);
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl Cache {
+    /// Fetches ahead from now on.
+    pub fn start_prefetch(self: &Arc<Self>) {
+        let _ = self.prefetch.cache.set(Arc::downgrade(self));
+    }
+
+    /// Fetches nothing ahead any more. What is being fetched is not waited for.
+    pub fn stop_prefetch(&self) {
+        self.prefetch.stopped.store(true, Ordering::Release);
+        self.prefetch.scouts.stop();
+    }
+
+    /// Fetches a file that nobody has asked for, if it is a regular file that is not here and was not read in this epoch.
+    fn fetch_ahead(&self, path: &Path, group: GroupId, tally: &Arc<Tally>) -> Fetched {
+        let _fetching = self.prefetch.give_way();
+        // A file that vanished, or that the source refuses, is for its readers to hear of.
+        let Ok(attr) = self.source.stat(path) else { return Fetched::Done };
+        if attr.kind != FileKind::Regular || attr.size == 0 {
+            return Fetched::Done;
+        }
+        let id = self.source.file_id(path, &attr);
+        let version = self.source.version(&attr);
+        let was_read = self.reading(|desk| desk.epochs().state(group, id) == FileState::Read);
+        if was_read || self.get(id, &version).is_some() {
+            return Fetched::Done;
+        }
+        if !self.is_small(attr.size) {
+            // It is fetched as it is read, and whole when it is read in order.
+            return Fetched::Done;
+        }
+        let want = Want { id, version, path: path.to_path_buf(), pin: None, ahead: Some(tally.clone()) };
+        match self.fill_blocking(&want) {
+            Ok(Served::Source(_)) => Fetched::NoRoom,
+            Ok(Served::File(_)) | Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,
+        }
+    }
+}
