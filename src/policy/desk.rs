@@ -1,10 +1,11 @@
 //! What one mount knows of how it is read: every event enters here once, and all who decide see the same.
 //!
-//! The eviction, the epochs and the curve are apart from each other; what they share, the data set of a path and what is
+//! The eviction, the epochs and the sample are apart from each other; what they share, the data set of a path and what is
 //! one use of a file, is found out here.
 
 use super::epochs::Epochs;
 use super::groups::Groups;
+use super::sample::Sample;
 use super::uses::RecentUses;
 use super::{Access, Eviction, Subject};
 use crate::types::{FileId, GroupId};
@@ -15,13 +16,20 @@ pub struct Desk {
     groups: Groups,
     uses: RecentUses,
     epochs: Epochs,
+    sample: Sample,
 }
 
 impl Desk {
     /// With this policy, for a cache of so many bytes.
     pub fn new(mut eviction: Box<dyn Eviction>, capacity_bytes: u64) -> Self {
         eviction.set_capacity(capacity_bytes);
-        Self { eviction, groups: Groups::default(), uses: RecentUses::default(), epochs: Epochs::default() }
+        Self {
+            eviction,
+            groups: Groups::default(),
+            uses: RecentUses::default(),
+            epochs: Epochs::default(),
+            sample: Sample::default(),
+        }
     }
 
     /// The data set of the file at `path`, below the mount.
@@ -40,6 +48,9 @@ impl Desk {
         let access = Access { cached, again: self.uses.is_again(file.id, now_ms), now_ms };
         self.eviction.accessed(&file, access);
         self.epochs.note(&file, access);
+        if !access.again {
+            self.sample.used(&file, now_ms);
+        }
     }
 
     /// `file` is now cached.
@@ -76,6 +87,11 @@ impl Desk {
     /// Where in their epochs the data sets are.
     pub fn epochs(&self) -> &Epochs {
         &self.epochs
+    }
+
+    /// What is remembered of all uses.
+    pub fn sample(&self) -> &Sample {
+        &self.sample
     }
 
     fn current(&self, file: &Subject) -> Subject {
