@@ -38,6 +38,7 @@ impl Desk {
         for (from, into) in self.groups.take_merges() {
             self.eviction.regrouped(from, into);
             self.epochs.regrouped(from, into);
+            self.sample.regrouped(from, into);
         }
         group
     }

