@@ -80,6 +80,21 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// What hit ratio each cache size would have given: of what was read on a mount, or of a recorded trace
+    Advise {
+        /// Any path on a mount
+        #[arg(required_unless_present = "trace", conflicts_with = "trace")]
+        path: Option<PathBuf>,
+        /// A recorded trace: the path of each open on a line, or its bytes, a tab and the path; - is standard input
+        #[arg(long, value_name = "FILE")]
+        trace: Option<PathBuf>,
+        /// Sizes to look at, such as 200GB,1TB; in a trace without bytes, numbers of files [default: shares of the data]
+        #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+        cache_size: Vec<String>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
     /// What this kernel and this user can do, and what each missing thing costs
     Doctor {
         /// A source to look at too

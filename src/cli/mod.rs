@@ -5,6 +5,7 @@
 //! | [`args`] | the words: verbs, flags, and what they mean for the configuration |
 //! | [`mount`] | `mount`, `umount`: starting a daemon and waiting until it serves |
 //! | [`ask`] | `stats`, `status`, `warm`, `evict`, `verify`: asking a running one |
+//! | [`mod@advise`] | `advise`: other cache sizes, of a mount or of a trace |
 //! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
 //! | [`show`] | tables, progress, JSON |
@@ -22,6 +23,7 @@ macro_rules! complain {
     ($($words:tt)*) => { $crate::cli::show::err(format_args!("{}\n", format_args!($($words)*))) };
 }
 
+pub mod advise;
 pub mod args;
 pub mod ask;
 pub mod demo;
@@ -118,6 +120,9 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Warm { paths, jobs, json } => ask::warm(&paths, jobs, json),
         Verb::Evict { paths, json } => ask::evict(&paths, json),
         Verb::Verify { paths, cache_dir, json } => ask::verify(&paths, cache_dir.as_deref(), json),
+        Verb::Advise { path, trace, cache_size, json } => {
+            advise::advise(path.as_deref(), trace.as_deref(), &cache_size, json)
+        }
         Verb::Doctor { source, cache_dir, json } => doctor(source, cache_dir, json),
         Verb::Demo(args) => demo::run(&args),
         Verb::Config { verb } => config_verb(&verb),

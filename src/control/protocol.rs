@@ -56,12 +56,21 @@ pub enum Request {
         /// Files and trees.
         paths: Vec<RelPath>,
     },
+    /// What hit ratio each of these cache sizes would have given.
+    Advise {
+        /// Sizes in bytes, [`ADVISE_SIZES_MAX`] at most; the daemon's own choice where there are none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        cache_bytes: Vec<u64>,
+    },
     /// Unmount and end.
     Stop {},
 }
 
+/// Each size is a replay of its own.
+pub const ADVISE_SIZES_MAX: usize = 32;
+
 /// Every verb, for error messages and for telling an unknown verb from a malformed request.
-const VERBS: [&str; 6] = ["stats", "info", "evict", "warm", "verify", "stop"];
+const VERBS: [&str; 7] = ["stats", "info", "evict", "warm", "verify", "advise", "stop"];
 
 impl Request {
     /// The verb as it is written on the wire.
@@ -72,6 +81,7 @@ impl Request {
             Self::Evict { .. } => "evict",
             Self::Warm { .. } => "warm",
             Self::Verify { .. } => "verify",
+            Self::Advise { .. } => "advise",
             Self::Stop {} => "stop",
         }
     }
@@ -85,7 +95,7 @@ impl Request {
     pub fn paths(&self) -> Option<&[RelPath]> {
         match self {
             Self::Evict { paths } | Self::Warm { paths, .. } | Self::Verify { paths } => Some(paths),
-            Self::Stats {} | Self::Info {} | Self::Stop {} => None,
+            Self::Stats {} | Self::Info {} | Self::Advise { .. } | Self::Stop {} => None,
         }
     }
 
@@ -110,7 +120,13 @@ pub fn parse_request(line: &[u8]) -> Result<Request, ControlError> {
     let request: Request =
         serde_json::from_value(Value::Object(fields)).map_err(|e| bad(format!("malformed request: {e}")))?;
     match request.paths() {
-        Some([]) => Err(bad("`paths` is empty: \"\" names the whole mount".into())),
+        Some([]) => return Err(bad("`paths` is empty: \"\" names the whole mount".into())),
+        _ => {}
+    }
+    match &request {
+        Request::Advise { cache_bytes } if cache_bytes.len() > ADVISE_SIZES_MAX => {
+            Err(bad(format!("more than {ADVISE_SIZES_MAX} sizes in `cache_bytes`: ask for fewer at a time")))
+        }
         _ => Ok(request),
     }
 }
@@ -408,6 +424,8 @@ mod tests {
             Request::Warm { paths: paths.clone(), jobs: NonZeroU32::new(4) },
             Request::Warm { paths: paths.clone(), jobs: None },
             Request::Verify { paths },
+            Request::Advise { cache_bytes: vec![] },
+            Request::Advise { cache_bytes: vec![1, u64::MAX] },
             Request::Stop {},
         ];
         for request in requests {

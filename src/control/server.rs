@@ -477,7 +477,7 @@ mod tests {
                 Request::Evict { paths } => {
                     Err(ControlError::new(ControlErrorKind::NotFound, format!("no {:?}", paths[0])))
                 }
-                Request::Stop {} => Ok(Value::Null),
+                Request::Advise { .. } | Request::Stop {} => Ok(Value::Null),
             }
         }
     }

@@ -5,6 +5,8 @@ use crate::cache::warm::JOBS_DEFAULT;
 use crate::control::{ControlError, ControlErrorKind, Handler, Info, PassthroughInfo, RelPath, Request};
 use crate::fs::Fs;
 use crate::fuse::session::Forgetter;
+use crate::policy::sample::AdvicePoint;
+use crate::policy::simulate;
 use crate::types::PathText;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -131,6 +133,30 @@ impl Operator {
         Ok(json!(report))
     }
 
+    /// What the sample of all uses says of these sizes; of shares of what was read where none are given.
+    fn advise(&self, mut sizes: Vec<u64>) -> Value {
+        // A copy: the replays take a moment, and opens wait for nobody.
+        let sample = self.fs.cache().reading(|desk| desk.sample().clone());
+        let capacity = self.fs.cache().usage().bytes_max;
+        if sizes.is_empty() {
+            let bytes = sample.advise(&[]).bytes;
+            sizes = simulate::usual_sizes(bytes);
+            sizes.extend((bytes > 0).then_some(capacity));
+        }
+        sizes.sort_unstable();
+        sizes.dedup();
+        let advice = sample.advise(&sizes);
+        let point = |point: &AdvicePoint| {
+            json!({ "cache_bytes": point.cache_bytes,
+                "lru_hit_ratio": point.lru.0, "lru_byte_hit_ratio": point.lru.1,
+                "epoch_hit_ratio": point.epoch.0, "epoch_byte_hit_ratio": point.epoch.1 })
+        };
+        json!({ "uses": advice.uses, "files": advice.files, "bytes": advice.bytes,
+            "sampled_files": advice.sampled_files, "is_part": advice.is_part,
+            "cache_capacity_bytes": capacity,
+            "sizes": advice.points.iter().map(point).collect::<Vec<_>>() })
+    }
+
     /// A path that neither the source nor the cache knows is a slip of the hand.
     fn check_exists(&self, path: &RelPath) -> Result<(), ControlError> {
         let Err(error) = self.fs.cache().source().stat(path.as_path()) else { return Ok(()) };
@@ -154,6 +180,7 @@ impl Handler for Operator {
             Request::Evict { paths } => self.evict(&paths, progress),
             Request::Warm { paths, jobs } => self.warm(&paths, jobs, progress),
             Request::Verify { paths } => self.verify(&paths, progress),
+            Request::Advise { cache_bytes } => Ok(self.advise(cache_bytes)),
             Request::Stop {} => {
                 let _ = self.ends.lock().send(End::Asked);
                 Ok(json!({}))

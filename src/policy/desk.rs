@@ -1,11 +1,12 @@
 //! What one mount knows of how it is read: every event enters here once, and all who decide see the same.
 //!
-//! The eviction, the epochs and the curve are apart from each other; what they share, the data set of a path and what is
+//! The eviction, the epochs and the sample are apart from each other; what they share, the data set of a path and what is
 //! one use of a file, is found out here.
 
 use super::epochs::Epochs;
 use super::groups::Groups;
 use super::rings::{self, Outcome, Rings, Turn};
+use super::sample::Sample;
 use super::uses::RecentUses;
 use super::{Access, Eviction, Subject};
 use crate::types::{FileId, GroupId};
@@ -17,6 +18,7 @@ pub struct Desk {
     uses: RecentUses,
     epochs: Epochs,
     rings: Rings,
+    sample: Sample,
 }
 
 impl Desk {
@@ -29,6 +31,7 @@ impl Desk {
             uses: RecentUses::default(),
             epochs: Epochs::default(),
             rings: Rings::default(),
+            sample: Sample::default(),
         }
     }
 
@@ -39,6 +42,7 @@ impl Desk {
             self.eviction.regrouped(from, into);
             self.epochs.regrouped(from, into);
             self.rings.forget(from);
+            self.sample.regrouped(from, into);
         }
         group
     }
@@ -53,6 +57,7 @@ impl Desk {
         if access.again {
             return None;
         }
+        self.sample.used(&file, now_ms);
         self.rings.note(file.group, &self.epochs).then_some(file.group)
     }
 
@@ -100,6 +105,11 @@ impl Desk {
     /// Where in their epochs the data sets are.
     pub fn epochs(&self) -> &Epochs {
         &self.epochs
+    }
+
+    /// What is remembered of all uses.
+    pub fn sample(&self) -> &Sample {
+        &self.sample
     }
 
     fn current(&self, file: &Subject) -> Subject {

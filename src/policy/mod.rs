@@ -13,6 +13,8 @@
 //! | `lru` | `lru` and `none` |
 //! | `stream` | does this stream of reads want the whole file |
 //! | [`simulate`] | a recorded trace through a policy, and the best that any could have done |
+//! | [`trace`] | such a trace as text |
+//! | [`sample`] | what is remembered of all uses, to answer for other cache sizes |
 //! | [`scrub`] | what is looked at next |
 //!
 //! `POLICY.md` beside this file says in plain words what each policy does and what was measured.
@@ -24,9 +26,11 @@ pub mod epochs;
 pub mod groups;
 mod lru;
 pub mod rings;
+pub mod sample;
 pub mod scrub;
 pub mod simulate;
 mod stream;
+pub mod trace;
 pub mod uses;
 
 pub use desk::Desk;

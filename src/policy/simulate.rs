@@ -4,7 +4,8 @@
 //! kept. RAM is left out, so that what comes out is what the SSD gives.
 
 use super::uses::RecentUses;
-use super::{Access, Eviction, Subject};
+use super::{Access, Epoch, Eviction, Lru, NeverEvict, Subject};
+use crate::types::FileId;
 use std::collections::{BTreeSet, HashMap};
 
 /// Time between two opens of a trace, which tells none: 100 a second.
@@ -17,6 +18,10 @@ pub struct Trace {
     pub files: Vec<Subject>,
     /// Opens in their order: places in `files`.
     pub opens: Vec<u32>,
+    /// When each of them was, milliseconds, where that is known: each is a use of its own then.
+    pub uses_ms: Option<Vec<u32>>,
+    /// The trace is a part of a longer one: it is played twice, and counted the second time, when the cache is warm.
+    pub is_part: bool,
 }
 
 impl Trace {
@@ -25,14 +30,28 @@ impl Trace {
         self.files.iter().map(|file| file.bytes).sum()
     }
 
-    /// Each open that begins a use of its file.
-    fn uses(&self) -> impl Iterator<Item = (usize, usize, bool)> {
+    /// Each open, and whether it begins a use of its file.
+    fn uses(&self) -> impl Iterator<Item = Open> {
         let mut recent = RecentUses::default();
-        self.opens.iter().enumerate().map(move |(at, &file)| {
+        let one = move |(at, &file): (usize, &u32)| {
             let file = file as usize;
-            (at, file, recent.is_again(self.files[file].id, at as u64 * STEP_MS))
-        })
+            match &self.uses_ms {
+                Some(times) => Open { at, file, again: false, now_ms: times[at].into() },
+                None => {
+                    let now_ms = at as u64 * STEP_MS;
+                    Open { at, file, again: recent.is_again(self.files[file].id, now_ms), now_ms }
+                }
+            }
+        };
+        self.opens.iter().enumerate().map(one)
     }
+}
+
+struct Open {
+    at: usize,
+    file: usize,
+    again: bool,
+    now_ms: u64,
 }
 
 /// What came of a replay. Uses are counted, not opens.
@@ -80,45 +99,108 @@ pub fn replay(
     each: &mut dyn FnMut(usize, bool),
 ) -> Figures {
     policy.set_capacity(capacity_bytes);
-    let mut figures = Figures::default();
-    let places: HashMap<_, _> = trace.files.iter().enumerate().map(|(at, file)| (file.id, at)).collect();
-    let mut cached = vec![false; trace.files.len()];
-    let mut free_bytes = capacity_bytes;
-    for (at, place, again) in trace.uses() {
-        let file = &trace.files[place];
-        let hit = cached[place];
-        each(at, hit);
-        if !again {
-            figures.count(file.bytes, hit);
-        }
-        policy.accessed(file, Access { cached: hit, again, now_ms: at as u64 * STEP_MS });
-        // What was refused a moment ago is served from RAM.
-        if hit || again || file.bytes > capacity_bytes {
-            continue;
-        }
-        while free_bytes < file.bytes {
-            let Some(victim) = policy.victim(Some(file), &mut |_| false) else { break };
-            policy.removed(victim);
-            let place = places[&victim];
-            cached[place] = false;
-            free_bytes += trace.files[place].bytes;
-        }
-        if free_bytes >= file.bytes {
-            free_bytes -= file.bytes;
-            cached[place] = true;
-            figures.written_bytes += file.bytes;
-            policy.inserted(file);
-        }
+    let mut cache = Cache::new(trace, capacity_bytes);
+    if trace.is_part {
+        cache.play(policy, &mut |_, _| {});
     }
-    figures
+    cache.play(policy, each)
+}
+
+/// What a cache holds in a replay.
+struct Cache<'a> {
+    trace: &'a Trace,
+    places: HashMap<FileId, usize>,
+    cached: Vec<bool>,
+    capacity_bytes: u64,
+    free_bytes: u64,
+}
+
+impl<'a> Cache<'a> {
+    fn new(trace: &'a Trace, capacity_bytes: u64) -> Self {
+        let places = trace.files.iter().enumerate().map(|(at, file)| (file.id, at)).collect();
+        let cached = vec![false; trace.files.len()];
+        Self { trace, places, cached, capacity_bytes, free_bytes: capacity_bytes }
+    }
+
+    fn play(&mut self, policy: &mut dyn Eviction, each: &mut dyn FnMut(usize, bool)) -> Figures {
+        let mut figures = Figures::default();
+        for open in self.trace.uses() {
+            let file = &self.trace.files[open.file];
+            let hit = self.cached[open.file];
+            each(open.at, hit);
+            if !open.again {
+                figures.count(file.bytes, hit);
+            }
+            let access = Access { cached: hit, again: open.again, now_ms: open.now_ms };
+            policy.accessed(file, access);
+            // What was refused a moment ago is served from RAM.
+            if !hit && !open.again && self.admit(policy, file) {
+                self.cached[open.file] = true;
+                figures.written_bytes += file.bytes;
+            }
+        }
+        figures
+    }
+
+    fn admit(&mut self, policy: &mut dyn Eviction, file: &Subject) -> bool {
+        if file.bytes > self.capacity_bytes {
+            return false;
+        }
+        while self.free_bytes < file.bytes {
+            let Some(victim) = policy.victim(Some(file), &mut |_| false) else { return false };
+            policy.removed(victim);
+            let place = self.places[&victim];
+            self.cached[place] = false;
+            self.free_bytes += self.trace.files[place].bytes;
+        }
+        self.free_bytes -= file.bytes;
+        policy.inserted(file);
+        true
+    }
+}
+/// Cache sizes worth looking at for data of so many bytes.
+pub fn usual_sizes(bytes: u64) -> Vec<u64> {
+    let share = |percent: u64| (u128::from(bytes) * u128::from(percent) / 100) as u64;
+    let mut sizes: Vec<u64> =
+        [5, 10, 25, 50, 75, 90, 100].into_iter().map(share).filter(|&b| b > 0).collect();
+    sizes.dedup();
+    sizes
+}
+
+/// A cache of one size by each policy.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    /// Its size, bytes.
+    pub cache_bytes: u64,
+    /// By [`Lru`].
+    pub lru: Figures,
+    /// By [`NeverEvict`].
+    pub none: Figures,
+    /// By [`Epoch`].
+    pub epoch: Figures,
+    /// By [`replay_belady`].
+    pub best: Figures,
+}
+
+/// The trace with a cache of each of these sizes.
+pub fn curve(trace: &Trace, sizes: &[u64]) -> Vec<Point> {
+    let each = &mut |_, _| {};
+    let mut point = |&cache_bytes: &u64| Point {
+        cache_bytes,
+        lru: replay(trace, &mut Lru::new(), cache_bytes, each),
+        none: replay(trace, &mut NeverEvict, cache_bytes, each),
+        epoch: replay(trace, &mut Epoch::new(), cache_bytes, each),
+        best: replay_belady(trace, cache_bytes, each),
+    };
+    sizes.iter().map(&mut point).collect()
 }
 
 /// The same with the future known: what is used farthest ahead goes, or is not kept at all. With files of one size no
 /// policy hits more; with mixed sizes it is a good guide.
 pub fn replay_belady(trace: &Trace, capacity_bytes: u64, each: &mut dyn FnMut(usize, bool)) -> Figures {
     const NEVER: usize = usize::MAX;
-    let uses: Vec<(usize, usize)> =
-        trace.uses().filter(|&(_, _, again)| !again).map(|(at, file, _)| (at, file)).collect();
+    let uses = trace.uses().filter(|open| !open.again).map(|open| (open.at, open.file));
+    let uses: Vec<(usize, usize)> = uses.collect();
     let mut next = vec![NEVER; uses.len()];
     let mut soonest = vec![NEVER; trace.files.len()];
     for (number, &(_, file)) in uses.iter().enumerate().rev() {
@@ -163,7 +245,8 @@ mod tests {
 
     fn trace(sizes: &[u64], opens: &[u32]) -> Trace {
         let file = |(n, &bytes)| Subject { id: FileId { high: 0, low: n as u64 }, group: GroupId(0), bytes };
-        Trace { files: sizes.iter().enumerate().map(file).collect(), opens: opens.to_vec() }
+        let files = sizes.iter().enumerate().map(file).collect();
+        Trace { files, opens: opens.to_vec(), ..Trace::default() }
     }
 
     /// So many passes over 100 files, far enough apart that each is a use of its own.

@@ -5,10 +5,11 @@
 
 use crate::types::FileId;
 
-/// A file that is opened again after no more than so many other uses...
+/// A use ends when so many other files were used...
 const USES_MAX: u32 = 64;
-/// ...and within this time since its last open is still being used. A data loader comes back sooner, an epoch later.
-const GAP_MS_MAX: u64 = 2000;
+/// ...or after this time, whichever is first. A data loader comes back sooner, an epoch later; and what is opened all the
+/// time is used again and again.
+const USE_MS_MAX: u64 = 5000;
 /// Files are remembered in so many places...
 const PLACES: usize = 256;
 /// ...with so many in each: 16 KiB in all, and the chance that one is forgotten too soon is 1 in 2,000.
@@ -24,7 +25,7 @@ pub struct RecentUses {
 struct Slot {
     fingerprint: u32,
     use_number: u32,
-    last_ms: u64,
+    began_ms: u64,
 }
 
 impl Default for RecentUses {
@@ -44,11 +45,11 @@ impl RecentUses {
         let slot = &mut place[known.unwrap_or(oldest)];
         let again = known.is_some()
             && self.uses.wrapping_sub(slot.use_number) < USES_MAX
-            && now_ms.saturating_sub(slot.last_ms) < GAP_MS_MAX;
+            && now_ms.saturating_sub(slot.began_ms) < USE_MS_MAX;
         if !again {
             self.uses = self.uses.wrapping_add(1);
+            *slot = Slot { fingerprint, use_number: self.uses, began_ms: now_ms };
         }
-        *slot = Slot { fingerprint, use_number: self.uses, last_ms: now_ms };
         again
     }
 }
@@ -84,7 +85,14 @@ mod tests {
             assert!((0..200).all(|n| !uses.is_again(id(n), 0)), "by number");
         }
         assert!(!uses.is_again(id(1), 1_000_000));
-        assert!(!uses.is_again(id(1), 1_002_000), "by time");
-        assert!(uses.is_again(id(1), 1_003_999));
+        assert!(!uses.is_again(id(1), 1_005_000), "by time");
+        assert!(uses.is_again(id(1), 1_009_999));
+    }
+
+    #[test]
+    fn what_is_opened_all_the_time_is_used_again_and_again() {
+        let mut uses = RecentUses::default();
+        let count = (0..1000).filter(|n| !uses.is_again(id(1), *n) | uses.is_again(id(1000 + n), *n)).count();
+        assert!((14..=18).contains(&count), "{count}");
     }
 }

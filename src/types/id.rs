@@ -39,7 +39,8 @@ impl FileId {
     /// 32 bits by which a table may know the file where a rare mistake does no harm. Ids whose numbers are neighbours
     /// have fingerprints that are not.
     pub fn fingerprint(self) -> u32 {
-        let mixed = (self.low ^ self.high.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed =
+            (self.low ^ self.high.rotate_left(32)).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32
     }
 }

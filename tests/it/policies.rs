@@ -4,6 +4,7 @@
 //! files, validation sets, moves to another data set, skew.
 
 use crate::rivals::RIVALS;
+use warmfs::policy::sample::Sample;
 use warmfs::policy::simulate::{self, Figures, Trace};
 use warmfs::policy::{Epoch, Eviction, Lru, NeverEvict, Subject};
 use warmfs::types::{FileId, GroupId};
@@ -44,7 +45,7 @@ fn epochs(first: u32, count: u32, times: usize, seed: u64) -> Vec<u32> {
 fn trace(files: u32, opens: Vec<u32>, group: impl Fn(u32) -> u16, bytes: impl Fn(u32) -> u64) -> Trace {
     let file =
         |n| Subject { id: FileId { high: 0, low: u64::from(n) }, group: GroupId(group(n)), bytes: bytes(n) };
-    Trace { files: (0..files).map(file).collect(), opens }
+    Trace { files: (0..files).map(file).collect(), opens, ..Trace::default() }
 }
 
 /// Files of one size.
@@ -289,4 +290,72 @@ fn files_in_use_are_no_victims() {
         }
         assert_eq!(gone.len(), 10, "all that are free");
     }
+}
+
+/// Goal: what is said of other cache sizes, by a sample of the files, is within 0.03 of a replay of everything.
+#[test]
+fn advice_is_what_a_full_replay_says() {
+    let n = 20_000;
+    let mixed = |x: u32| 20_000 + u64::from(x) * 7919 % 180_000;
+    let with_val = [epochs(0, n, 5, 5), vec![]].concat();
+    let with_val: Vec<u32> = with_val
+        .chunks(n as usize / 4)
+        .flat_map(|part| [part.to_vec(), (n..n + 2000).collect()].concat())
+        .collect();
+    let mut random = Random(11);
+    let skewed = (0..6 * n).map(|_| (random.unit().powi(3) * f64::from(n)) as u32).collect();
+    for (name, trace) in [
+        ("epochs", trace(n, epochs(0, n, 6, 1), |_| 0, mixed)),
+        ("validation", trace(n + 2000, with_val, |x| u16::from(x >= n), mixed)),
+        ("skew", trace(n, skewed, |_| 0, mixed)),
+    ] {
+        let mut sample = Sample::default();
+        trace.opens.iter().zip(0..).for_each(|(&at, n)| sample.used(&trace.files[at as usize], n * 10));
+        assert!(sample.len().0 < trace.files.len() / 3, "a sample is a part");
+        let sizes = [0.1, 0.25, 0.5, 0.75, 0.9].map(|share| (trace.bytes() as f64 * share) as u64);
+        for point in sample.advise(&sizes).points {
+            let lru = simulate::replay(&trace, &mut Lru::new(), point.cache_bytes, &mut |_, _| {});
+            let epoch = simulate::replay(&trace, &mut Epoch::new(), point.cache_bytes, &mut |_, _| {});
+            for (policy, said, full) in [("lru", point.lru, lru), ("epoch", point.epoch, epoch)] {
+                let (uses, bytes) = (said.0 - full.hit_ratio(), said.1 - full.byte_hit_ratio());
+                println!(
+                    "{name} {policy} {}: {said:.3?}, off by {uses:.3} and {bytes:.3}",
+                    point.cache_bytes
+                );
+                assert!(uses.abs() <= 0.03 && bytes.abs() <= 0.03, "{name} {policy} {point:?} {full:?}");
+            }
+        }
+    }
+}
+
+fn cpu_ns(of: impl FnOnce()) -> u64 {
+    let now = || {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+    };
+    let start = now();
+    of();
+    now() - start
+}
+
+/// Goal: what an open costs here is little beside the 30 us that it takes at best, and the sample for advice less than
+/// 1 % of that. By the processor's time, in a build that is not optimised as the real one is.
+#[test]
+fn an_open_costs_little() {
+    use warmfs::policy::Desk;
+    let n = 100_000;
+    let trace = even(n, epochs(0, n, 4, 1), |_| 0);
+    let opens = trace.opens.len() as u64;
+    let mut sample = Sample::default();
+    let ns =
+        cpu_ns(|| trace.opens.iter().zip(0..).for_each(|(&at, n)| sample.used(&trace.files[at as usize], n)));
+    println!("{} ns for the sample", ns / opens);
+    assert!(ns / opens < 300, "{} ns", ns / opens);
+    let mut desk = Desk::new(Box::new(Epoch::new()), trace.bytes() / 2);
+    trace.files[..n as usize / 2].iter().for_each(|file| desk.inserted(file));
+    let ns = cpu_ns(|| {
+        trace.opens.iter().zip(0..).for_each(|(&at, n)| desk.opened(&trace.files[at as usize], true, n))
+    });
+    println!("{} ns for an open", ns / opens);
+    assert!(ns / opens < 3000, "{} ns", ns / opens);
 }

@@ -60,6 +60,7 @@ impl Setup {
         flags.extend(["-o", choice(self.ram_window, "cache.ram_window=1MiB", "cache.ram_window=0")]);
         flags.extend(["-o", choice(self.pread, "mount.io_engine=pread", "mount.io_engine=auto")]);
         flags.extend(["--cache-size", choice(self.large_cache, "64MiB", "3MiB")]);
+        flags.extend(["--evict-policy", choice(self.pread, "lru", "epoch")]);
         flags.extend((!passthrough).then_some("--no-passthrough"));
         flags
     }

@@ -72,8 +72,13 @@ fn the_budget_holds_under_64_writers() {
     let seed = seed();
     let seconds = scale(4, 60, 600);
     let (budget, files_max) = (40 << 20, 150);
-    let flags =
-        ["--cache-size", "40MiB", "--ttl", "1h", "-o", "cache.max_files=150", "-o", "cache.ram_window=4MiB"];
+    let flags = [
+        "--cache-size=40MiB",
+        "--evict-policy=lru",
+        "--ttl=1h",
+        "-o",
+        "cache.max_files=150,cache.ram_window=4MiB",
+    ];
     let (mut all, mut opens, mut evicted) = (Seen::default(), 0, 0);
     for on_ext4 in [false, true] {
         let world = World::new(&flags);
@@ -144,7 +149,13 @@ fn the_budget_holds_under_64_writers() {
 fn what_is_mapped_counts_after_its_eviction() {
     need_mount!();
     let budget = 16 << 20;
-    let world = World::new(&["--cache-size", "16MiB", "--ttl", "1h", "-o", "cache.small_file_max=8MiB"]);
+    let world = World::new(&[
+        "--cache-size=16MiB",
+        "--evict-policy=lru",
+        "--ttl=1h",
+        "-o",
+        "cache.small_file_max=8MiB",
+    ]);
     let disk = Disk::tmpfs(&world, "size=64m,mode=700");
     let before = disk.used();
     let bytes = world.put("mapped", 7 << 20, 1);

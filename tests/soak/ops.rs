@@ -89,6 +89,8 @@ pub fn run(work: &Path, count: u64, seed: u64, start: Instant) -> bool {
     let flags = [
         format!("metadata.ttl={}ms", TTL.as_millis()),
         format!("cache.size={CACHE_BYTES}"),
+        // Evicts most of all policies.
+        "cache.evict_policy=lru".into(),
         "cache.small_file_max=1MiB".into(),
         "cache.min_free=0".into(),
         format!("log.max_size={LOG_BYTES}"),
