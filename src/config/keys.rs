@@ -90,6 +90,8 @@ pub(super) static KEYS: &[Key] = &[
         "a number from 1 to 1048576"),
     key!(metadata.ttl, Word, ttl,
         "a duration from 0 to 3650d such as 60s, or forever"),
+    key!(metadata.read_ahead, Word, boolean,
+        "true, false"),
     key!(source.identity, Word, word(IDENTITIES),
         "auto, inode, path"),
     key!(source.threads, Word, count(1..=1024),
@@ -131,7 +133,7 @@ pub(super) const BLANK: Config = Config {
         read_ahead: 0,
         backing_ids_max: 0,
     },
-    metadata: MetadataSettings { ttl: Some(Duration::ZERO) },
+    metadata: MetadataSettings { ttl: Some(Duration::ZERO), read_ahead: false },
     source: SourceSettings {
         identity: IdentitySource::Auto,
         threads: 0,

@@ -66,6 +66,8 @@ pub struct MountSettings {
 pub struct MetadataSettings {
     /// How long a fact about the source may be believed; zero: ask every time; `None`: forever.
     pub ttl: Option<Duration>,
+    /// Whether names and attributes are asked for ahead of a walk over a slow source.
+    pub read_ahead: bool,
 }
 
 /// `[source]`

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Fs {
     /// LOOKUP: `name` in the directory `parent`. A found entry counts one reference on its node.
@@ -24,6 +24,7 @@ impl Fs {
             Ok(parent) => parent,
             Err(e) => return reply(Err(e)),
         };
+        self.read_ahead_of_lookup(&parent, name);
         // Of a contested name the source is asked every time: what is known is without a file held for the open.
         if !self.contested.is(parent.id, name)
             && let Some(entry) = self.known_entry(&parent, name)
@@ -49,10 +50,12 @@ impl Fs {
     fn lookup_source(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Entry> {
         let checked_ms = self.now_ms();
         let path = parent.path().join(name);
+        let started = Instant::now();
         let seen = match self.contested.is(parent.id, name) {
             true => self.source.look(&path),
             false => self.source.stat(&path).map(|attr| (attr, None)),
         };
+        self.pace.note(started.elapsed());
         match seen {
             Ok((attr, pin)) => {
                 let node = self.enter(parent, name, &attr, checked_ms);
@@ -99,7 +102,7 @@ impl Fs {
         };
         let node = self.nodes.get(self.nodes.listed_id(row.ino));
         let (attr, checked_ms) = match node.map(|node| self.attr_at(&node, parent, name)) {
-            Some(seen) => seen?,
+            Some(seen) => self.newest(seen?, &listing, name)?,
             None => listing.recall(name.as_bytes())?,
         };
         if !self.is_fresh(checked_ms) || attr.kind != row.kind {
@@ -107,6 +110,16 @@ impl Fs {
         }
         // Entered anew, which counts the reference under the table's lock: the kernel may be forgetting it right now.
         Some(self.found(self.enter(parent, name, &attr, checked_ms)))
+    }
+
+    /// What a node knows, or what the listing remembers if that was asked of the source since. None if the node is in doubt.
+    fn newest(&self, seen: (Attr, u64), listing: &super::dir::Listing, name: &OsStr) -> Option<(Attr, u64)> {
+        if seen.1 == EXPIRED {
+            return None;
+        }
+        let recalled = listing.recall(name.as_bytes());
+        let is_it = |r: &(Attr, u64)| r.1 > seen.1 && r.0.identity == seen.0.identity;
+        Some(recalled.filter(is_it).unwrap_or(seen))
     }
 
     /// What a node knows of itself, if this is where it is and it is not an older version.

@@ -11,6 +11,7 @@
 //! | [`open`] | how a file is opened: a pure decision, and what follows from it |
 //! | [`contested`] | names that are replaced faster than they can be opened |
 //! | [`dir`] | listings |
+//! | [`ahead`] | what a walk over the tree is going to ask for, asked ahead of it |
 //! | [`acl`] | access control lists of the source |
 //! | [`memory`] | what is remembered of names that the kernel has forgotten |
 //! | [`xattr`] | the inspection interface |
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acl;
+pub mod ahead;
 pub mod contested;
 pub mod dir;
 pub mod inside;
@@ -74,6 +76,8 @@ pub struct Settings {
     pub passthrough: bool,
     /// Registrations that are kept for the next open.
     pub backing_ids_max: usize,
+    /// Whether names and attributes are asked for ahead of a walk.
+    pub read_ahead: bool,
     /// Requests to the source at the same time.
     pub source_threads: usize,
     /// After this long without an answer, what is known is given instead.
@@ -120,6 +124,8 @@ pub struct Fs {
     passthrough_lost: OnceLock<String>,
     dir_handles: Mutex<dir::DirHandles>,
     listings: Mutex<memory::Listings>,
+    ahead: ahead::ReadAhead,
+    pace: ahead::Pace,
     contested: contested::Contested,
     unlisted: acl::Unlisted,
     control_path: OnceLock<PathBuf>,
@@ -142,6 +148,8 @@ impl Fs {
             passthrough_lost: OnceLock::new(),
             dir_handles: Mutex::default(),
             listings: Mutex::default(),
+            ahead: ahead::ReadAhead::new(settings.source_threads),
+            pace: ahead::Pace::default(),
             contested: contested::Contested::default(),
             unlisted: acl::Unlisted::default(),
             control_path: OnceLock::new(),

@@ -171,6 +171,7 @@ fn fs_settings(config: &Config) -> fs::Settings {
         ttl: config.metadata.ttl,
         passthrough: config.mount.passthrough,
         backing_ids_max: config.mount.backing_ids_max,
+        read_ahead: config.metadata.read_ahead,
         source_threads: config.source.threads,
         hang_after: config.source.hang_after,
         timeout: config.source.timeout,

@@ -2,10 +2,12 @@
 //! events give the same answers, so that a recorded trace is a test.
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 mod lru;
 pub mod scrub;
 mod stream;
 
+pub use ahead::AheadTracker;
 pub use lru::{Lru, NeverEvict};
 pub use stream::StreamTracker;
 

@@ -89,4 +89,6 @@ counters! {
     reads: "1",
     /// Directory listings read from the source.
     listings: "1",
+    /// Listings and attributes asked of the source ahead of a walk.
+    names_ahead: "1",
 }

@@ -158,6 +158,7 @@ impl World {
             ttl: o.ttl,
             passthrough: o.passthrough,
             backing_ids_max: o.backing_ids_max,
+            read_ahead: true,
             source_threads: o.source_threads,
             hang_after: o.hang_after,
             timeout: o.timeout,
