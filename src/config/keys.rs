@@ -92,6 +92,8 @@ pub(super) static KEYS: &[Key] = &[
         "a duration from 0 to 3650d such as 60s, or forever"),
     key!(metadata.read_ahead, Word, boolean,
         "true, false"),
+    key!(metadata.keep, Word, boolean,
+        "true, false"),
     key!(source.identity, Word, word(IDENTITIES),
         "auto, inode, path"),
     key!(source.threads, Word, count(1..=1024),
@@ -133,7 +135,7 @@ pub(super) const BLANK: Config = Config {
         read_ahead: 0,
         backing_ids_max: 0,
     },
-    metadata: MetadataSettings { ttl: Some(Duration::ZERO), read_ahead: false },
+    metadata: MetadataSettings { ttl: Some(Duration::ZERO), read_ahead: false, keep: false },
     source: SourceSettings {
         identity: IdentitySource::Auto,
         threads: 0,

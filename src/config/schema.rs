@@ -68,6 +68,8 @@ pub struct MetadataSettings {
     pub ttl: Option<Duration>,
     /// Whether names and attributes are asked for ahead of a walk over a slow source.
     pub read_ahead: bool,
+    /// Whether names and attributes are kept in the index for the next mount.
+    pub keep: bool,
 }
 
 /// `[source]`

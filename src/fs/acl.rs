@@ -40,7 +40,7 @@ impl Default for Unlisted {
 }
 
 impl Unlisted {
-    fn contains(&self, object: &Identity, ctime: Timestamp) -> bool {
+    pub(super) fn contains(&self, object: &Identity, ctime: Timestamp) -> bool {
         let hash = self.hasher.hash_one((object, ctime));
         let mut generations = self.generations.lock();
         if generations.young.contains(&hash) {
@@ -53,7 +53,7 @@ impl Unlisted {
         was_old
     }
 
-    fn insert(&self, object: &Identity, ctime: Timestamp) {
+    pub(super) fn insert(&self, object: &Identity, ctime: Timestamp) {
         let hash = self.hasher.hash_one((object, ctime));
         self.generations.lock().add(hash, GENERATION_MAX);
     }
@@ -118,7 +118,13 @@ impl Fs {
             return;
         }
         match acl {
-            None => self.unlisted.insert(&attr.identity, attr.ctime),
+            None => {
+                self.unlisted.insert(&attr.identity, attr.ctime);
+                let place = node.lock().place.clone();
+                if let Some(around) = place.and_then(|(parent, _)| self.listing_of(&parent)) {
+                    around.learnt();
+                }
+            }
             Some(_) => node.lock().acl = Some(Box::new(KnownAcl { ctime: attr.ctime, bytes: acl })),
         }
     }

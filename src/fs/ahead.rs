@@ -47,7 +47,7 @@ pub struct Pace(AtomicU64);
 /// Below this a source answers from memory or from a local disk's cache, and reading ahead would cost more than it saves.
 const SLOW_US: u64 = 400;
 /// One answer counts as this much at most: a single hiccup makes no source slow.
-const SAMPLE_US_MAX: u64 = 3000;
+const SAMPLE_US_MAX: u64 = 2400;
 /// The weight of the newest answer is one in this many.
 const SAMPLES: u64 = 8;
 
@@ -457,7 +457,7 @@ mod tests {
     fn the_queue_is_bounded_and_turns_leave_threads_to_requests() {
         let ahead = ReadAhead::new(8);
         let listing = Arc::new(Listing::new(&[], &Attr::UNKNOWN, false, 0));
-        let root = super::super::node::NodeTable::new(Attr::UNKNOWN, 1).root().clone();
+        let root = super::super::node::NodeTable::new(Attr::UNKNOWN, 1, 0).root().clone();
         let question = |n| Question::Stat { node: root.clone(), listing: listing.clone(), range: 0..n };
         let turns = ahead.add((0..2 * QUEUE_MAX).map(|_| question(100)).collect(), Order::Last);
         assert_eq!((turns, ahead.gauges()), (6, (QUEUE_MAX, 6)));

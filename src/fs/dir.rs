@@ -9,10 +9,11 @@ use super::node::Node;
 use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
 use crate::backing::{DirEntry, Look, SourceDir};
+use crate::store::names::{KeptEntry, KeptListing, Stamp};
 use crate::sys::clock::file_time;
-use crate::types::sync::atomic::{AtomicU64, Ordering};
+use crate::types::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use crate::types::sync::{Mutex, MutexGuard};
-use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
+use crate::types::{Attr, Error, FileKind, Identity, Moment, NodeId, Result, Timestamp};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -38,7 +39,14 @@ pub struct Listing {
     dirs: OnceLock<Box<[u32]>>,
     /// Who goes through it.
     walk: Mutex<Walk>,
+    /// What is not in the index of it: [`UNSAVED_CONTENT`], [`UNSAVED_TIMES`].
+    unsaved: AtomicU8,
 }
+
+/// Something is known that was not.
+const UNSAVED_CONTENT: u8 = 1;
+/// The same is known to be younger.
+const UNSAVED_TIMES: u8 = 2;
 
 /// One entry.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +86,74 @@ impl Listing {
             remembered: Mutex::default(),
             dirs: OnceLock::new(),
             walk: Mutex::default(),
+            unsaved: AtomicU8::new(UNSAVED_CONTENT),
         }
+    }
+
+    /// A listing from the index; `at` tells when something was asked that was so old when it was written.
+    pub(super) fn restored(kept: &KeptListing, dev: u64, at: &dyn Fn(u64) -> u64) -> Self {
+        let entry = |e: &KeptEntry| DirEntry { name: e.name.clone(), ino: e.ino, kind: e.kind };
+        let entries: Vec<_> = kept.entries.iter().map(entry).collect();
+        let identity = Identity { dev, ..Attr::UNKNOWN.identity };
+        let dir = Attr { mtime: kept.times.0, ctime: kept.times.1, identity, ..Attr::UNKNOWN };
+        let remembered =
+            |e: &KeptEntry| e.attr.as_ref().and_then(|(attr, age_ms)| Remembered::new(attr, at(*age_ms)));
+        Self {
+            remembered: Mutex::new(kept.entries.iter().map(remembered).collect()),
+            unsaved: AtomicU8::new(0),
+            ..Self::new(&entries, &dir, kept.racy, at(kept.age_ms))
+        }
+    }
+
+    /// What to keep of it in the index. `has_no_acl` tells of an object what is known of its access control list.
+    pub(super) fn to_keep(
+        &self,
+        stamp: &Stamp,
+        written: Moment,
+        now_ms: u64,
+        has_no_acl: &dyn Fn(&Attr) -> bool,
+    ) -> KeptListing {
+        let remembered = self.remembered.lock().clone();
+        let entry = |(i, row): (usize, &Row)| {
+            let known = remembered.get(i).copied().flatten();
+            let attr = known.map(|known| known.attr(row.kind, self.dev, row.ino));
+            KeptEntry {
+                name: OsStr::from_bytes(self.name(row)).to_owned(),
+                ino: row.ino,
+                kind: row.kind,
+                attr: attr.map(|(attr, checked_ms)| (attr, now_ms.saturating_sub(checked_ms))),
+                no_acl: attr.is_some_and(|(attr, _)| has_no_acl(&attr)),
+            }
+        };
+        KeptListing {
+            times: self.times,
+            racy: self.racy,
+            age_ms: now_ms.saturating_sub(self.checked_ms()),
+            written,
+            stamp: *stamp,
+            entries: self.rows.iter().enumerate().map(entry).collect(),
+        }
+    }
+
+    /// Whether there is something to write; only at a stop it is worth it that the same is known to be younger.
+    pub(super) fn is_unsaved(&self, at_stop: bool) -> bool {
+        let mask = if at_stop { UNSAVED_CONTENT | UNSAVED_TIMES } else { UNSAVED_CONTENT };
+        self.unsaved.load(Ordering::Relaxed) & mask != 0
+    }
+
+    /// It is going to be written as it is now. Gives what to set again if it is not.
+    pub(super) fn take_unsaved(&self) -> u8 {
+        self.unsaved.swap(0, Ordering::AcqRel)
+    }
+
+    /// It is to be written.
+    pub(super) fn set_unsaved(&self, unsaved: u8) {
+        self.unsaved.fetch_or(unsaved, Ordering::AcqRel);
+    }
+
+    /// More is known of one of its entries than is remembered here.
+    pub(super) fn learnt(&self) {
+        self.set_unsaved(UNSAVED_CONTENT);
     }
 
     /// How many entries it has.
@@ -106,7 +181,10 @@ impl Listing {
         if remembered[index].is_some_and(|known| known.checked_ms() > checked_ms) {
             return;
         }
+        let same = remembered[index].is_some_and(|known| known.attr(row.kind, self.dev, row.ino).0 == *attr);
         remembered[index] = Remembered::new(attr, checked_ms);
+        drop(remembered);
+        self.set_unsaved(if same { UNSAVED_TIMES } else { UNSAVED_CONTENT });
     }
 
     /// Forgets what the source said of an entry.
@@ -115,6 +193,7 @@ impl Listing {
             && let Some(slot) = self.remembered.lock().get_mut(index)
         {
             *slot = None;
+            self.set_unsaved(UNSAVED_CONTENT);
         }
     }
 
@@ -231,6 +310,13 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
+        match self.is_unread(&node) {
+            true => self.after_reading(node, |fs, node| fs.open_dir_of(node, reply)),
+            false => self.open_dir_of(node, reply),
+        }
+    }
+
+    fn open_dir_of(self: &Arc<Self>, node: Arc<Node>, reply: Reply<OpenedDir>) {
         let kept = self.listing_of(&node);
         if let Some(listing) = &kept
             && self.is_fresh(listing.checked_ms())
@@ -298,6 +384,7 @@ impl Fs {
             && !kept.racy
         {
             kept.checked_ms.fetch_max(checked_ms, Ordering::Relaxed);
+            kept.set_unsaved(UNSAVED_TIMES);
             return Ok((kept, true));
         }
         self.stats.listings.inc();

@@ -24,6 +24,14 @@ impl Fs {
             Ok(parent) => parent,
             Err(e) => return reply(Err(e)),
         };
+        if self.is_unread(&parent) {
+            let name = name.to_owned();
+            return self.after_reading(parent, move |fs, parent| fs.lookup_in(parent, &name, reply));
+        }
+        self.lookup_in(parent, name, reply);
+    }
+
+    fn lookup_in(self: &Arc<Self>, parent: Arc<Node>, name: &OsStr, reply: Reply<Entry>) {
         self.read_ahead_of_lookup(&parent, name);
         // Of a contested name the source is asked every time: what is known is without a file held for the open.
         if !self.contested.is(parent.id, name)
@@ -249,7 +257,9 @@ impl Fs {
     /// the entries that the kernel should forget.
     pub fn expire(&self, path: &Path) -> Vec<(NodeId, Box<[u8]>)> {
         // All of them, not only those below: an operator does this rarely, and what is lost is asked for again.
+        self.kept.forget();
         self.listings.lock().clear();
+        self.cache.forget_names();
         let mut entries = Vec::new();
         for node in self.nodes.all() {
             let at = node.path();

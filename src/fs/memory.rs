@@ -138,6 +138,11 @@ impl Listings {
         true
     }
 
+    /// All of them, those used last first.
+    pub fn all(&self) -> Vec<(Identity, Arc<Listing>)> {
+        self.by_dir.iter().map(|(dir, listing)| (*dir, listing.clone())).collect()
+    }
+
     /// How often everything was forgotten.
     pub fn cleared(&self) -> u64 {
         self.cleared

@@ -14,6 +14,7 @@
 //! | [`ahead`] | what a walk over the tree is going to ask for, asked ahead of it |
 //! | [`acl`] | access control lists of the source |
 //! | [`memory`] | what is remembered of names that the kernel has forgotten |
+//! | [`kept`] | names and attributes that outlive the mount |
 //! | [`xattr`] | the inspection interface |
 //! | [`inside`] | `.warmfs/`, the directory that no listing shows |
 //! | [`watch`] | requests that wait for the source, and what happens when it is silent |
@@ -27,6 +28,7 @@ pub mod ahead;
 pub mod contested;
 pub mod dir;
 pub mod inside;
+pub mod kept;
 pub mod lookup;
 pub mod memory;
 pub mod node;
@@ -78,6 +80,8 @@ pub struct Settings {
     pub backing_ids_max: usize,
     /// Whether names and attributes are asked for ahead of a walk.
     pub read_ahead: bool,
+    /// Whether names and attributes are kept in the index, for the next mount.
+    pub keep_names: bool,
     /// Requests to the source at the same time.
     pub source_threads: usize,
     /// After this long without an answer, what is known is given instead.
@@ -126,6 +130,7 @@ pub struct Fs {
     listings: Mutex<memory::Listings>,
     ahead: ahead::ReadAhead,
     pace: ahead::Pace,
+    kept: Arc<kept::Kept>,
     contested: contested::Contested,
     unlisted: acl::Unlisted,
     control_path: OnceLock<PathBuf>,
@@ -138,7 +143,8 @@ impl Fs {
         let root = source.stat(std::path::Path::new(""))?;
         let backing_ids_max = NonZeroUsize::new(settings.backing_ids_max).unwrap_or(NonZeroUsize::MIN);
         let fs = Arc::new(Self {
-            nodes: NodeTable::new(root, source.root_device()),
+            nodes: NodeTable::new(root, source.root_device(), ORIGIN_MS),
+            kept: Arc::new(kept_names(&settings, &cache)),
             pool: Pool::new("warmfs-source", settings.source_threads),
             local: Pool::new("warmfs-ssd", settings.source_threads),
             watch: Watch::new(settings.hang_after, settings.timeout),
@@ -200,11 +206,12 @@ impl Fs {
     pub fn stop(&self) {
         self.pool.stop();
         self.local.stop();
+        self.kept.stop();
         self.watch.stop();
     }
 
     fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        ORIGIN_MS + self.started.elapsed().as_millis() as u64
     }
 
     /// How much longer something is good that was seen at `checked_ms`.
@@ -281,6 +288,18 @@ impl Fs {
         }
     }
 }
+
+/// What the index keeps of the source's names, if it is to.
+fn kept_names(settings: &Settings, cache: &Cache) -> kept::Kept {
+    let wanted = settings.keep_names && settings.ttl != Some(Duration::ZERO);
+    let stamp = cache.source().stamp().filter(|_| wanted);
+    let dirs = stamp.map(|stamp| cache.names_kept(&stamp)).unwrap_or_default();
+    kept::Kept::new(stamp, dirs, cache.names_bytes_max())
+}
+
+/// The time of the start by which the ages of answers are counted: about 35 years, so that what an earlier mount was told has
+/// its place before it.
+const ORIGIN_MS: u64 = 1 << 40;
 
 /// The time of a look that does not count any more, whatever the TTL.
 const EXPIRED: u64 = u64::MAX;

@@ -32,6 +32,7 @@ impl Fs {
             ("scrub_waiting_files", json!(self.cache.scrub().waiting())),
             ("nodes", json!(self.nodes.len())),
             ("names_ahead_queue", json!(ahead_waiting)),
+            ("names_kept_dirs", json!(self.kept.gauges().0)),
             ("source_queue_depth", json!(waiting)),
             ("source_threads", json!(threads)),
             ("source_waiting", json!(self.watch.len())),

@@ -159,6 +159,7 @@ impl World {
             passthrough: o.passthrough,
             backing_ids_max: o.backing_ids_max,
             read_ahead: true,
+            keep_names: true,
             source_threads: o.source_threads,
             hang_after: o.hang_after,
             timeout: o.timeout,
