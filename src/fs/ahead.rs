@@ -332,7 +332,9 @@ impl Fs {
                 drop(listed.inspect_err(|e| tracing::debug!("not listed ahead: {e}")));
             }
             Question::Stat { node, listing, range } => {
-                if let Ok(dir) = self.source.open_dir(&node.path()) {
+                if !self.knows_all(&listing, range.clone())
+                    && let Ok(dir) = self.source.open_dir(&node.path())
+                {
                     self.stat_ahead_in(dir, listing, range);
                 }
             }
@@ -350,6 +352,10 @@ impl Fs {
     /// Whether an entry is known well enough: who asks next will not have to wait.
     fn is_known(&self, checked_ms: Option<u64>) -> bool {
         checked_ms.is_some_and(|checked_ms| self.is_fresh(checked_ms))
+    }
+
+    fn knows_all(&self, listing: &Listing, mut range: Range<u32>) -> bool {
+        range.all(|index| listing.entry(index).is_some_and(|(.., asked_ms)| self.is_known(asked_ms)))
     }
 
     fn stat_ahead(&self, open: &OpenDir, index: u32) {
@@ -402,8 +408,7 @@ impl Fs {
     fn knows_listing(&self, around: &Listing, row: &Row, name: &OsStr, entries: bool) -> bool {
         let Some((attr, _)) = around.recall(name.as_bytes()) else { return false };
         self.kept_listing(row, &attr).is_some_and(|kept| {
-            let is_known = |index| kept.entry(index).is_some_and(|(.., asked_ms)| self.is_known(asked_ms));
-            self.is_fresh(kept.checked_ms()) && (!entries || (0..kept.len() as u32).all(is_known))
+            self.is_fresh(kept.checked_ms()) && (!entries || self.knows_all(&kept, 0..kept.len() as u32))
         })
     }
 

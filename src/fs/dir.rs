@@ -108,10 +108,11 @@ impl Listing {
     /// What to keep of it in the index. `has_no_acl` tells of an object what is known of its access control list.
     pub(super) fn to_keep(
         &self,
+        dir: &Identity,
         stamp: &Stamp,
         written: Moment,
         now_ms: u64,
-        has_no_acl: &dyn Fn(&Attr) -> bool,
+        has_no_acl: &dyn Fn(&Identity, Timestamp) -> bool,
     ) -> KeptListing {
         let remembered = self.remembered.lock().clone();
         let entry = |(i, row): (usize, &Row)| {
@@ -122,12 +123,13 @@ impl Listing {
                 ino: row.ino,
                 kind: row.kind,
                 attr: attr.map(|(attr, checked_ms)| (attr, now_ms.saturating_sub(checked_ms))),
-                no_acl: attr.is_some_and(|(attr, _)| has_no_acl(&attr)),
+                no_acl: attr.is_some_and(|(attr, _)| has_no_acl(&attr.identity, attr.ctime)),
             }
         };
         KeptListing {
             times: self.times,
             racy: self.racy,
+            no_acl: has_no_acl(dir, self.times.1),
             age_ms: now_ms.saturating_sub(self.checked_ms()),
             written,
             stamp: *stamp,

@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How often what is new is written.
-const INTERVAL: Duration = Duration::from_secs(30);
+const INTERVAL: Duration = Duration::from_secs(5);
 /// Bytes that are written at once; now and then no more than that.
 const BATCH_BYTES: usize = 8 << 20;
 /// A stop takes no longer for the names.
@@ -198,6 +198,9 @@ impl Fs {
         let since_ms = clock::moment().since_ms(&kept.written)?;
         let now_ms = self.now_ms();
         let at = |age_ms: u64| now_ms.saturating_sub(since_ms.saturating_add(age_ms));
+        if kept.no_acl {
+            self.unlisted.insert(dir, kept.times.1);
+        }
         for (attr, _) in kept.entries.iter().filter(|e| e.no_acl).filter_map(|e| e.attr.as_ref()) {
             self.unlisted.insert(&attr.identity, attr.ctime);
         }
@@ -245,8 +248,8 @@ impl Fs {
             && let Some((dir, listing)) = left.pop()
         {
             let unsaved = listing.take_unsaved();
-            let kept = listing
-                .to_keep(&stamp, written, now_ms, &|attr| self.unlisted.contains(&attr.identity, attr.ctime));
+            let has_no_acl = |object: &Identity, ctime| self.unlisted.contains(object, ctime);
+            let kept = listing.to_keep(&dir, &stamp, written, now_ms, &has_no_acl);
             let key = dir_key(&dir);
             let encoded = kept.encode(&key);
             bytes += encoded.len();

@@ -131,6 +131,8 @@ pub struct Fs {
     ahead: ahead::ReadAhead,
     pace: ahead::Pace,
     kept: Arc<kept::Kept>,
+    /// The source's figures, and when it gave them.
+    figures: Mutex<Option<(FsFigures, u64)>>,
     contested: contested::Contested,
     unlisted: acl::Unlisted,
     control_path: OnceLock<PathBuf>,
@@ -145,6 +147,7 @@ impl Fs {
         let fs = Arc::new(Self {
             nodes: NodeTable::new(root, source.root_device(), ORIGIN_MS),
             kept: Arc::new(kept_names(&settings, &cache)),
+            figures: Mutex::new(source.figures().ok().map(|figures| (figures, ORIGIN_MS))),
             pool: Pool::new("warmfs-source", settings.source_threads),
             local: Pool::new("warmfs-ssd", settings.source_threads),
             watch: Watch::new(settings.hang_after, settings.timeout),
@@ -199,7 +202,21 @@ impl Fs {
 
     /// Figures of the source's file system. May wait for the source.
     pub fn figures(self: &Arc<Self>, reply: Reply<FsFigures>) {
-        self.slow(reply, None, |fs| fs.source.figures(), |_, _| {});
+        let known = *self.figures.lock();
+        if let Some((figures, checked_ms)) = known
+            && self.is_fresh(checked_ms)
+            && self.now_ms() - checked_ms < FIGURES_MS_MAX
+        {
+            return reply(Ok(figures));
+        }
+        let known = known.map(|(figures, _)| -> watch::Known<_> { Box::new(move || Some(figures)) });
+        let ask = |fs: &Arc<Self>| {
+            let checked_ms = fs.now_ms();
+            let figures = fs.source.figures()?;
+            *fs.figures.lock() = Some((figures, checked_ms));
+            Ok(figures)
+        };
+        self.slow(reply, known, ask, |_, _| {});
     }
 
     /// Ends the threads that wait for the source. Requests that still wait are dropped.
@@ -296,6 +313,9 @@ fn kept_names(settings: &Settings, cache: &Cache) -> kept::Kept {
     let dirs = stamp.map(|stamp| cache.names_kept(&stamp)).unwrap_or_default();
     kept::Kept::new(stamp, dirs, cache.names_bytes_max())
 }
+
+/// Free space changes in a source that never does otherwise.
+const FIGURES_MS_MAX: u64 = 60_000;
 
 /// The time of the start by which the ages of answers are counted: about 35 years, so that what an earlier mount was told has
 /// its place before it.

@@ -335,6 +335,7 @@ fn db_error(op: &'static str, path: &Path, error: redb::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::names::KeptListing;
     use crate::sys::io::PLAIN;
     use crate::types::{FileVersion, Timestamp};
     use std::os::unix::fs::FileExt;
@@ -412,6 +413,17 @@ mod tests {
         let path = dir.path().join("i");
         let mut loaded = Index::open(&PLAIN, &path).unwrap();
         put(&mut loaded.index, 1..50);
+        let (key, stamp) = ([1; 20], [5; 16]);
+        let listing = KeptListing {
+            times: Default::default(),
+            racy: false,
+            no_acl: false,
+            age_ms: 1,
+            written: Default::default(),
+            stamp,
+            entries: Vec::new(),
+        };
+        keep(&mut loaded.index, &stamp, &[(key, &listing.encode(&key))]);
         loaded.index.close(&[], true).unwrap();
         drop(loaded);
         let image = std::fs::read(&path).unwrap();
@@ -424,7 +436,14 @@ mod tests {
             for (id, r) in &loaded.records {
                 assert_eq!(*r, record(id.low), "flip at {at}");
             }
-            drop(loaded);
+            let mut index = loaded.index;
+            let kept = index.names_kept(&stamp).unwrap_or_default();
+            assert!(kept.is_empty() || kept.iter().all(|(dir, _)| *dir == key), "flip at {at}");
+            if let Ok(Some(bytes)) = index.names(&key) {
+                let found = KeptListing::decode(&key, &bytes, 0);
+                assert!(found.is_none_or(|found| found == listing), "flip at {at}");
+            }
+            drop(index);
             let _ = std::fs::remove_file(path.with_extension("damaged"));
         }
     }

@@ -4,7 +4,8 @@
 //! ```text
 //! listing, little-endian, under the key of its directory: inode (8), birth: seconds (8), nanoseconds (4)
 //!   0   1   layout, 1
-//!   1   1   bit 0: a change that the directory's times do not tell may have followed at once
+//!   1   1   bit 0: a change that the directory's times do not tell may have followed at once; bit 1: the directory itself has
+//!           no access control list, as of its ctime
 //!   2   4   N, number of entries
 //!   6  12   mtime of the directory: seconds (8), nanoseconds (4)
 //!  18  12   ctime
@@ -55,6 +56,8 @@ pub struct KeptListing {
     pub times: (Timestamp, Timestamp),
     /// A change that the times do not tell may have followed at once.
     pub racy: bool,
+    /// The directory itself is known to have no access control list, as of its ctime.
+    pub no_acl: bool,
     /// How long ago the source had told it when it was written, milliseconds.
     pub age_ms: u64,
     /// When it was written.
@@ -93,7 +96,7 @@ impl KeptListing {
     /// The listing's bytes, to be kept under `key`.
     pub fn encode(&self, key: &DirKey) -> Vec<u8> {
         let mut out = Vec::with_capacity(96 + self.entries.len() * 120);
-        out.extend([LAYOUT, if self.racy { RACY } else { 0 }]);
+        out.extend([LAYOUT, flag(self.racy, RACY) | flag(self.no_acl, HAS_NO_ACL)]);
         out.extend((self.entries.len() as u32).to_le_bytes());
         put_time(&mut out, self.times.0);
         put_time(&mut out, self.times.1);
@@ -116,7 +119,7 @@ impl KeptListing {
         }
         let mut r = Reader(body);
         let [layout, flags] = r.array()?;
-        if layout != LAYOUT || flags & !RACY != 0 {
+        if layout != LAYOUT || flags & !(RACY | HAS_NO_ACL) != 0 {
             return None;
         }
         let count = r.u32()? as usize;
@@ -128,14 +131,13 @@ impl KeptListing {
         for _ in 0..count {
             entries.push(KeptEntry::decode(&mut r, dev)?);
         }
-        let racy = flags & RACY != 0;
-        r.0.is_empty().then_some(Self { times, racy, age_ms, written, stamp, entries })
+        let (racy, no_acl) = (flags & RACY != 0, flags & HAS_NO_ACL != 0);
+        r.0.is_empty().then_some(Self { times, racy, no_acl, age_ms, written, stamp, entries })
     }
 }
 
 impl KeptEntry {
     fn encode(&self, out: &mut Vec<u8>) {
-        let flag = |is: bool, bit: u8| if is { bit } else { 0 };
         out.extend(self.ino.to_le_bytes());
         out.extend((self.name.len() as u16).to_le_bytes());
         out.push(KINDS.iter().position(|kind| *kind == self.kind).expect("all types are in the table") as u8);
@@ -161,6 +163,10 @@ impl KeptEntry {
         let attr = if flags & HAS_ATTR != 0 { Some(decode_attr(r, kind, dev, ino)?) } else { None };
         Some(Self { name, ino, kind, attr, no_acl: flags & HAS_NO_ACL != 0 })
     }
+}
+
+fn flag(is: bool, bit: u8) -> u8 {
+    if is { bit } else { 0 }
 }
 
 fn decode_attr(r: &mut Reader<'_>, kind: FileKind, dev: u64, ino: u64) -> Option<(Attr, u64)> {
@@ -297,6 +303,7 @@ mod tests {
         KeptListing {
             times: (Timestamp { secs: 5, nanos: 1 }, Timestamp { secs: -5, nanos: 2 }),
             racy: names.len() % 2 == 1,
+            no_acl: names.len() % 3 == 1,
             age_ms: 12_345,
             written: Moment { wall_ms: 1 << 40, boot_ms: 99, boot: u128::MAX - 3 },
             stamp: [9; 16],
@@ -336,7 +343,7 @@ mod tests {
         let whole = listing(&[b"a".to_vec()]).encode(&KEY);
         let body = &whole[..whole.len() - CHECK_BYTES];
         let entry = 86;
-        for (at, value) in [(0, 2), (1, 2), (2, 2), (2, 0), (entry + 8, 9), (entry + 10, 7), (entry + 11, 4)]
+        for (at, value) in [(0, 2), (1, 4), (2, 2), (2, 0), (entry + 8, 9), (entry + 10, 7), (entry + 11, 4)]
         {
             let mut bytes = body.to_vec();
             bytes[at] = value;
