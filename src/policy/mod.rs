@@ -1,5 +1,5 @@
-//! Pure decisions: whom to evict, what a stream of reads looks like, and what the scrub looks at when. No clock, no descriptor, no lock; the same
-//! events give the same answers, so that a recorded trace is a test.
+//! Pure decisions: whom to evict, what a stream of reads looks like, how far to read ahead of a walk, and what the scrub looks
+//! at when. No clock, no descriptor, no lock; the same events give the same answers, so that a recorded trace is a test.
 #![forbid(unsafe_code)]
 
 pub mod ahead;

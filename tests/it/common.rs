@@ -175,6 +175,7 @@ impl World {
     pub fn stop(&mut self) {
         let running = self.running.take().unwrap();
         running.fs.stop();
+        running.fs.keep_names();
         running.cache.stop();
     }
 
