@@ -335,17 +335,23 @@ impl Fs {
                 if !self.knows_all(&listing, range.clone())
                     && let Ok(dir) = self.source.open_dir(&node.path())
                 {
-                    self.stat_ahead_in(dir, listing, range);
+                    self.stat_ahead_in(dir, listing, range, Order::First);
                 }
             }
             Question::StatIn(open, range) => range.for_each(|index| self.stat_ahead(&open, index)),
         }
     }
 
-    fn stat_ahead_in(self: &Arc<Self>, dir: Box<dyn SourceDir>, listing: Arc<Listing>, range: Range<u32>) {
+    fn stat_ahead_in(
+        self: &Arc<Self>,
+        dir: Box<dyn SourceDir>,
+        listing: Arc<Listing>,
+        range: Range<u32>,
+        order: Order,
+    ) {
         if !range.is_empty() && self.ahead.has_room() {
             let open = Arc::new(OpenDir { dir, listing });
-            self.ask_ahead(vec![Question::StatIn(open, range)], Order::First);
+            self.ask_ahead(vec![Question::StatIn(open, range)], order);
         }
     }
 
@@ -399,7 +405,7 @@ impl Fs {
         }
         around.remember(name.as_bytes(), &attr, checked_ms);
         if entries {
-            self.stat_ahead_in(dir, listing.clone(), 0..listing.len() as u32);
+            self.stat_ahead_in(dir, listing.clone(), 0..listing.len() as u32, Order::Last);
         }
         Ok(())
     }

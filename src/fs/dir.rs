@@ -183,7 +183,11 @@ impl Listing {
         if remembered[index].is_some_and(|known| known.checked_ms() > checked_ms) {
             return;
         }
-        let same = remembered[index].is_some_and(|known| known.attr(row.kind, self.dev, row.ino).0 == *attr);
+        // Who reads in the source changes the time of access, which is not worth writing down each time.
+        let but_for_atime = |attr: Attr| Attr { atime: Timestamp::ZERO, ..attr };
+        let same = remembered[index].is_some_and(|known| {
+            but_for_atime(known.attr(row.kind, self.dev, row.ino).0) == but_for_atime(*attr)
+        });
         remembered[index] = Remembered::new(attr, checked_ms);
         drop(remembered);
         self.set_unsaved(if same { UNSAVED_TIMES } else { UNSAVED_CONTENT });

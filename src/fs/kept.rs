@@ -26,6 +26,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 const BATCH_BYTES: usize = 8 << 20;
 /// A stop takes no longer for the names.
 const STOP_TIME_MAX: Duration = Duration::from_secs(3);
+/// Entries of a directory that is kept, at most: a listing is written and read in one piece, in about 300 bytes an entry.
+const LISTING_ENTRIES_MAX: usize = 1 << 17;
 /// Directories that are kept, at most: the table of contents is written whole each time.
 const DIRS_MAX: usize = 1 << 17;
 
@@ -233,7 +235,9 @@ impl Fs {
     fn unsaved(&self, at_stop: bool) -> Vec<(Identity, Arc<Listing>)> {
         let dev = self.source.root_device();
         let mut unsaved = self.listings.lock().all();
-        unsaved.retain(|(dir, listing)| dir.dev == dev && listing.is_unsaved(at_stop));
+        unsaved.retain(|(dir, listing)| {
+            dir.dev == dev && listing.len() <= LISTING_ENTRIES_MAX && listing.is_unsaved(at_stop)
+        });
         unsaved.reverse();
         unsaved
     }

@@ -120,10 +120,14 @@ impl Fs {
         Some(self.found(self.enter(parent, name, &attr, checked_ms)))
     }
 
-    /// What a node knows, or what the listing remembers if that was asked of the source since. None if the node is in doubt.
+    /// What a node knows, or, if that is old, what the listing remembers that was asked of the source since. None if the node
+    /// is in doubt.
     fn newest(&self, seen: (Attr, u64), listing: &super::dir::Listing, name: &OsStr) -> Option<(Attr, u64)> {
         if seen.1 == EXPIRED {
             return None;
+        }
+        if self.is_fresh(seen.1) {
+            return Some(seen);
         }
         let recalled = listing.recall(name.as_bytes());
         let is_it = |r: &(Attr, u64)| r.1 > seen.1 && r.0.identity == seen.0.identity;
