@@ -188,6 +188,11 @@ impl Listing {
         let same = remembered[index].is_some_and(|known| {
             but_for_atime(known.attr(row.kind, self.dev, row.ino).0) == but_for_atime(*attr)
         });
+        // Told once more of what was remembered, not asked anew.
+        let known_ms = remembered[index].map(|known| known.checked_ms());
+        if same && known_ms == Some(checked_ms) {
+            return;
+        }
         remembered[index] = Remembered::new(attr, checked_ms);
         drop(remembered);
         self.set_unsaved(if same { UNSAVED_TIMES } else { UNSAVED_CONTENT });
