@@ -11,6 +11,7 @@
 //! | [`journal`] | what changed goes into the index, in batches, after the data |
 //! | [`verify`] | re-hashes what is cached |
 //! | [`scrub`] | the same in the background, slowly and for ever |
+//! | [`names`] | what the source said of names, kept in the index |
 //! | [`disk`] | reads what the SSD has, past the page cache |
 //! | [`mend`] | a cache directory that somebody removed is made anew |
 //! | [`warm`] | fills whole trees |
@@ -26,6 +27,7 @@ pub mod fill;
 pub mod flight;
 pub mod journal;
 pub mod mend;
+pub mod names;
 pub mod pool;
 pub mod prefetch;
 pub mod read;

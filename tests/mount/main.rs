@@ -29,3 +29,4 @@ mod smoke;
 mod space;
 mod tools;
 mod users;
+mod walks;
