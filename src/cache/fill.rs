@@ -11,6 +11,7 @@ use crate::backing::Pin;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,8 @@ pub struct Want {
     pub path: PathBuf,
     /// The file itself, if it is held since it was looked up.
     pub pin: Option<Pin>,
+    /// The warm-up that wants it: kept on the SSD or not at all.
+    pub warm_job: Option<NonZeroU32>,
 }
 
 /// Where the file can be read now.
@@ -79,6 +82,9 @@ impl Cache {
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
+        if want.warm_job.is_some() {
+            return Ok(Served::Source(opened));
+        }
         match self.fill_ram(want, &opened) {
             Ok(file) => Ok(Served::File(file)),
             Err(Stop::Source(error)) => Err(error),
@@ -114,7 +120,7 @@ impl Cache {
         if self.ssd.is_resting() || self.dir.is_closed() {
             return Err(Stop::NoRoom);
         }
-        let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
+        let room = self.make_room(disk_bytes(want.version.size), 1, want.warm_job).ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
         let fd = Arc::new(fd);
         let stamp = || self.dir.stamp(&fd, number, want.version.size).map_err(Stop::Ssd);
@@ -240,7 +246,7 @@ impl Cache {
         if self.ssd.is_resting() || self.dir.is_closed() {
             return None;
         }
-        let Some(room) = self.make_room(0, 1) else {
+        let Some(room) = self.make_room(0, 1, want.warm_job) else {
             self.stats.cache_refusals.inc();
             return None;
         };

@@ -13,7 +13,7 @@
 //! | [`scrub`] | the same in the background, slowly and for ever |
 //! | [`disk`] | reads what the SSD has, past the page cache |
 //! | [`mend`] | a cache directory that somebody removed is made anew |
-//! | [`warm`] | fills whole trees |
+//! | [`warm`] | fills whole trees, lists and globs |
 //!
 //! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
 //! becomes a counter and a read from the source.
@@ -91,6 +91,7 @@ pub struct Cache {
     journal: Journal,
     scrub: scrub::Scrub,
     background: Pool,
+    warms: warm::Jobs,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
 }
@@ -132,6 +133,7 @@ impl Cache {
             verifies: FlightTable::new(|| false),
             journal: Journal::new(index, dir, stats),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
+            warms: warm::Jobs::default(),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
         });
@@ -380,6 +382,7 @@ impl Cache {
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
         self.background.stop();
+        self.warms.stop_all();
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);
         }

@@ -391,8 +391,13 @@ impl Cache {
     }
 
     fn open_source_of(&self, file: &CacheFile) -> Result<Opened> {
-        let want =
-            Want { id: file.id(), version: file.version(), path: path_of(file).to_path_buf(), pin: None };
+        let want = Want {
+            id: file.id(),
+            version: file.version(),
+            path: path_of(file).to_path_buf(),
+            pin: None,
+            warm_job: None,
+        };
         match self.open_version(&want) {
             Ok(opened) => Ok(opened),
             Err(FillError::Changed(_)) => Err(stale("open")),
@@ -539,7 +544,7 @@ impl Cache {
         }
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
-        let Some(room) = self.make_room(bytes, 0) else {
+        let Some(room) = self.make_room(bytes, 0, file.warmed_by().map(|(job, _)| job)) else {
             self.stats.cache_refusals.inc();
             return Ok(false);
         };

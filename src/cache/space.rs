@@ -1,16 +1,24 @@
 //! Room for a fill: a reservation, by evicting what the policy names until there is enough or nothing more to evict.
 
 use super::Cache;
+use super::warm::jobs::is_protected;
 use crate::store::Reservation;
 use crate::store::budget::Refusal;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 /// The file system is asked for its free space at most this often; in between, what we reserve is subtracted.
 const FREE_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Cache {
-    /// Takes `bytes` and `files` from the budget, evicting as the policy says. `None` if there is no room to be had.
-    pub(super) fn make_room(&self, bytes: u64, files: u64) -> Option<Reservation> {
+    /// Takes `bytes` and `files` from the budget, evicting as the policy says; for a warm-up nothing that warm-ups are at.
+    /// `None` if there is no room to be had.
+    pub(super) fn make_room(
+        &self,
+        bytes: u64,
+        files: u64,
+        warm_job: Option<NonZeroU32>,
+    ) -> Option<Reservation> {
         if bytes > self.settings.bytes_max {
             return None;
         }
@@ -24,7 +32,8 @@ impl Cache {
             if self.budget.wait_for_leaving() {
                 continue;
             }
-            if !self.policy.lock().makes_room() || self.budget.is_leaving_full() || !self.evict_one() {
+            if !self.policy.lock().makes_room() || self.budget.is_leaving_full() || !self.evict_one(warm_job)
+            {
                 return None;
             }
             if refusal == Refusal::FreeSpace {
@@ -35,15 +44,17 @@ impl Cache {
 
     /// Evicts until the budget holds, as after a restart with a smaller one.
     pub(super) fn shrink_to_budget(&self) {
-        while self.budget.is_over() && self.evict_one() {}
+        while self.budget.is_over() && self.evict_one(None) {}
     }
 
     /// Evicts what the policy names. `false` if it names nothing.
-    fn evict_one(&self) -> bool {
+    fn evict_one(&self, warm_job: Option<NonZeroU32>) -> bool {
+        let warming = warm_job.map_or_else(Vec::new, |job| self.warms.running_with(job));
         let (file, chosen) = {
             let mut policy = self.policy.lock();
             let mut chosen = None;
             let id = policy.victim(&mut |id| match self.files.get(id) {
+                Some(file) if is_protected(&file, &warming) => true,
                 Some(file) if file.retire() => {
                     chosen = Some(file);
                     false

@@ -23,7 +23,7 @@ pub use client::{Client, ClientError, Mounted, find_mount};
 #[cfg(fuzzing)]
 pub use line::{Lines, Next};
 pub use protocol::{
-    ControlError, ControlErrorKind, Info, PassthroughInfo, RelPath, Reply, Request, VERSION, batches,
-    parse_request,
+    ControlError, ControlErrorKind, GLOBS_MAX, GlobPath, Info, PassthroughInfo, RelPath, Reply, Request,
+    VERSION, WarmRequest, batches, parse_request,
 };
 pub use server::{Handler, SOCKET_NAME, Server};

@@ -166,7 +166,13 @@ impl Fs {
     fn want(&self, node: &Arc<Node>, attr: &Attr) -> Want {
         let path = node.path();
         let pin = self.contested.take(node.id);
-        Want { id: self.source.file_id(&path, attr), version: self.source.version(attr), path, pin }
+        Want {
+            id: self.source.file_id(&path, attr),
+            version: self.source.version(attr),
+            path,
+            pin,
+            warm_job: None,
+        }
     }
 
     fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {

@@ -29,6 +29,8 @@ impl Fs {
             // Seconds since 1970; null before the first pass of this cache has ended.
             ("scrub_last_pass_s", json!(self.cache.scrub().last_pass_s())),
             ("scrub_waiting_files", json!(self.cache.scrub().waiting())),
+            ("warm_jobs", json!(self.cache.warms().running())),
+            ("warming", self.cache.warms().figures()),
             ("nodes", json!(self.nodes.len())),
             ("source_queue_depth", json!(waiting)),
             ("source_threads", json!(threads)),

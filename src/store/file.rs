@@ -15,10 +15,11 @@
 
 use super::{CacheDir, Record, Reservation, disk_bytes};
 use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::types::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{
     ChunkIndex, ChunkRange, FileId, FileVersion, KernelRef, Result, chunk_count, chunk_range,
 };
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -69,6 +70,8 @@ pub struct CacheFile {
     users: AtomicU32,
     hits: AtomicU32,
     unsettled: AtomicBool,
+    /// The number of a warm-up, twice; odd once it is warm by it. 0: none.
+    warmed_by: AtomicU64,
 }
 
 struct State {
@@ -127,6 +130,7 @@ impl CacheFile {
             users: AtomicU32::new(0),
             hits: AtomicU32::new(0),
             unsettled: AtomicBool::new(false),
+            warmed_by: AtomicU64::new(0),
         })
     }
 
@@ -168,6 +172,18 @@ impl CacheFile {
     /// Whether it is so.
     pub fn is_unsettled(&self) -> bool {
         self.unsettled.load(Ordering::Acquire)
+    }
+
+    /// The warm-up that has last made it warm (`true`), or is about to.
+    pub fn warmed_by(&self) -> Option<(NonZeroU32, bool)> {
+        let mark = self.warmed_by.load(Ordering::Acquire);
+        NonZeroU32::new((mark >> 1) as u32).map(|job| (job, mark & 1 == 1))
+    }
+
+    /// A warm-up has made it warm (`done`), or is about to. Tells whether that is news.
+    pub fn set_warmed_by(&self, job: NonZeroU32, done: bool) -> bool {
+        let mark = u64::from(job.get()) << 1 | u64::from(done);
+        self.warmed_by.swap(mark, Ordering::AcqRel) != mark
     }
 
     /// Its content.
