@@ -1,7 +1,7 @@
 //! Room for a fill: a reservation, by evicting what the policy names until there is enough or nothing more to evict.
 
 use super::Cache;
-use super::warm::jobs::is_protected;
+use super::warm::jobs::is_spared;
 use crate::store::Reservation;
 use crate::store::budget::Refusal;
 use std::num::NonZeroU32;
@@ -49,12 +49,12 @@ impl Cache {
 
     /// Evicts what the policy names. `false` if it names nothing.
     fn evict_one(&self, warm_job: Option<NonZeroU32>) -> bool {
-        let warming = warm_job.map_or_else(Vec::new, |job| self.warms.running_with(job));
+        let Some(spared) = self.warms.spared_by(warm_job) else { return false };
         let (file, chosen) = {
             let mut policy = self.policy.lock();
             let mut chosen = None;
             let id = policy.victim(&mut |id| match self.files.get(id) {
-                Some(file) if is_protected(&file, &warming) => true,
+                Some(file) if is_spared(&file, &spared) => true,
                 Some(file) if file.retire() => {
                     chosen = Some(file);
                     false

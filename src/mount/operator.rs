@@ -104,16 +104,17 @@ impl Operator {
         let background = request.background && !request.check;
         let plan = self.warm_plan(request)?;
         if background {
-            let job = self.fs.cache().warm_in_background(plan)?;
+            let job = self.fs.cache().warm_in_background(plan).map_err(in_full)?;
             return Ok(json!({ "job": job }));
         }
         let (mut every, mut alive) = (Every::new(), true);
-        let (report, stopped) = self.fs.cache().warm(plan, &mut |report| {
+        let result = self.fs.cache().warm(plan, &mut |report| {
             if alive && every.due() {
                 alive = progress(json!(report));
             }
             alive
-        })?;
+        });
+        let (report, stopped) = result.map_err(in_full)?;
         match (alive, stopped) {
             (false, _) => Err(cancelled()),
             (true, true) => Err(ControlError::new(
@@ -139,7 +140,8 @@ impl Operator {
 
     /// Adds to a list of a warm-up that is to come.
     fn warm_list(&self, list: Option<u64>, paths: &[RelPath]) -> Result<Value, ControlError> {
-        let list = self.lists.add(self.fs.cache(), list, paths.iter().map(RelPath::as_path))?;
+        let list =
+            self.lists.add(self.fs.cache(), list, paths.iter().map(RelPath::as_path)).map_err(in_full)?;
         Ok(json!({ "list": list }))
     }
 
@@ -203,6 +205,14 @@ impl Handler for Operator {
 fn file_is_below(file: &[u8], dir: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
     PathBuf::from(std::ffi::OsStr::from_bytes(file)).starts_with(dir)
+}
+
+/// An error in its own words: a client says of everything that is busy that the connections are.
+fn in_full(error: crate::types::Error) -> ControlError {
+    match error.kind() {
+        crate::types::ErrorKind::Busy => ControlError::new(ControlErrorKind::Failed, error.to_string()),
+        _ => error.into(),
+    }
 }
 
 fn cancelled() -> ControlError {

@@ -176,14 +176,13 @@ impl CacheFile {
 
     /// The warm-up that has last made it warm (`true`), or is about to.
     pub fn warmed_by(&self) -> Option<(NonZeroU32, bool)> {
-        let mark = self.warmed_by.load(Ordering::Acquire);
-        NonZeroU32::new((mark >> 1) as u32).map(|job| (job, mark & 1 == 1))
+        warm_mark(self.warmed_by.load(Ordering::Acquire))
     }
 
-    /// A warm-up has made it warm (`done`), or is about to. Tells whether that is news.
-    pub fn set_warmed_by(&self, job: NonZeroU32, done: bool) -> bool {
+    /// A warm-up has made it warm (`done`), or is about to. Gives what was noted before.
+    pub fn set_warmed_by(&self, job: NonZeroU32, done: bool) -> Option<(NonZeroU32, bool)> {
         let mark = u64::from(job.get()) << 1 | u64::from(done);
-        self.warmed_by.swap(mark, Ordering::AcqRel) != mark
+        warm_mark(self.warmed_by.swap(mark, Ordering::AcqRel))
     }
 
     /// Its content.
@@ -372,6 +371,10 @@ impl CacheFile {
         self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         Some(FileUse(self.clone()))
     }
+}
+
+fn warm_mark(mark: u64) -> Option<(NonZeroU32, bool)> {
+    NonZeroU32::new((mark >> 1) as u32).map(|job| (job, mark & 1 == 1))
 }
 
 impl Drop for CacheFile {

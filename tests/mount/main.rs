@@ -27,3 +27,4 @@ mod smoke;
 mod space;
 mod tools;
 mod users;
+mod warm;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Warm-ups in the background at the same time: more would only take turns at one source.
@@ -29,6 +29,8 @@ pub struct Job {
     what: String,
     started: Instant,
     stopped: AtomicBool,
+    evicts: AtomicBool,
+    handed_over: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -52,6 +54,21 @@ impl Job {
     /// Whether it is to end.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// It knows all that it is to keep: from here on others make room for the rest.
+    pub fn let_evict(&self) {
+        self.evicts.store(true, Ordering::Release);
+    }
+
+    /// Whether it is so.
+    pub fn may_evict(&self) -> bool {
+        self.evicts.load(Ordering::Acquire)
+    }
+
+    /// Files that it had made warm and that another warm-up answers for since.
+    pub fn handed_over(&self) -> u64 {
+        self.handed_over.load(Ordering::Relaxed)
     }
 
     /// When it began.
@@ -134,8 +151,16 @@ impl Jobs {
         table.started += 1;
         let id = NonZeroU32::new(table.started).expect("counted from 1, and nobody starts 4,000,000,000");
         let state = State { word: "running", error: None, report: WarmReport::default() };
-        let (stopped, state) = (AtomicBool::new(false), Mutex::new(state));
-        let job = Arc::new(Job { id, background, what, started: Instant::now(), stopped, state });
+        let job = Arc::new(Job {
+            id,
+            background,
+            what,
+            started: Instant::now(),
+            stopped: AtomicBool::new(false),
+            evicts: AtomicBool::new(false),
+            handed_over: AtomicU64::new(0),
+            state: Mutex::new(state),
+        });
         table.running.push(job.clone());
         Ok(job)
     }
@@ -169,10 +194,26 @@ impl Jobs {
         table.running.iter().chain(&table.ended).map(|job| job.figures()).collect()
     }
 
-    /// The numbers of those that run, this one among them; none if it does not.
-    pub fn running_with(&self, job: NonZeroU32) -> Vec<NonZeroU32> {
-        let ids: Vec<_> = self.table.lock().running.iter().map(|job| job.id).collect();
-        if ids.contains(&job) { ids } else { Vec::new() }
+    /// Whose files are not to make room for `job`: those of all that run. `None` if nothing is to make room for it yet.
+    pub fn spared_by(&self, job: Option<NonZeroU32>) -> Option<Vec<NonZeroU32>> {
+        let table = self.table.lock();
+        match table.running.iter().find(|running| Some(running.id) == job) {
+            Some(job) => job.may_evict().then(|| table.running.iter().map(|job| job.id).collect()),
+            // A reader, also of what a warm-up has once made warm.
+            None => Some(Vec::new()),
+        }
+    }
+
+    /// Notes that `job` has made a file warm (`done`), or is about to. Tells whether that is news.
+    pub fn claim(&self, file: &CacheFile, job: &Job, done: bool) -> bool {
+        let before = file.set_warmed_by(job.id, done);
+        if let Some((other, true)) = before
+            && other != job.id
+            && let Some(other) = self.table.lock().running.iter().find(|running| running.id == other)
+        {
+            other.handed_over.fetch_add(1, Ordering::Relaxed);
+        }
+        before != Some((job.id, done))
     }
 
     /// Counts a piece of work for as long as it lives.
@@ -215,7 +256,7 @@ impl Drop for Running {
     }
 }
 
-/// Whether a warm-up that runs has made this file warm, or is about to.
-pub fn is_protected(file: &CacheFile, running: &[NonZeroU32]) -> bool {
-    file.warmed_by().is_some_and(|(job, _)| running.contains(&job))
+/// Whether one of these warm-ups has made this file warm, or is about to.
+pub fn is_spared(file: &CacheFile, spared: &[NonZeroU32]) -> bool {
+    !spared.is_empty() && file.warmed_by().is_some_and(|(job, _)| spared.contains(&job))
 }

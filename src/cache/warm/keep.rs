@@ -35,6 +35,8 @@ pub enum Kept {
     },
     /// It is not.
     Not(Reason),
+    /// Others must make room for it, and that is not to be before it is known whom to spare.
+    Later,
     /// The warm-up was stopped on the way.
     Stopped,
 }
@@ -145,7 +147,7 @@ impl Cache {
         {
             // Another has filled it since it was looked at.
             tell(attr.size, 0);
-            return Ok(Kept::Warm { first: file.set_warmed_by(keeper.job.id(), true) });
+            return Ok(Kept::Warm { first: self.warms.claim(&file, &keeper.job, true) });
         }
         match self.is_small(attr.size) {
             true => self.keep_small(&want, keeper, tell),
@@ -154,26 +156,27 @@ impl Cache {
     }
 
     fn keep_small(&self, want: &Want, keeper: &Keeper, tell: Tell<'_>) -> Result<Kept, Again> {
-        let due = keeper.book(want.version.size);
+        let (evicts, due) = (keeper.job.may_evict(), keeper.book(want.version.size));
         let served = self.fill_blocking(want)?;
         match served {
             Served::File(file) if matches!(file.place(), Place::Ssd { .. }) => {
                 tell(want.version.size, want.version.size);
-                let kept = finish(&file, keeper)?;
+                let kept = self.finish(&file, keeper)?;
                 keeper.sleep_until(due);
                 Ok(kept)
             }
-            _ => Ok(self.not_kept()),
+            _ => Ok(self.not_kept(evicts)),
         }
     }
 
     fn keep_large(&self, want: &Want, keeper: &Keeper, tell: Tell<'_>) -> Result<Kept, Again> {
+        let evicts = keeper.job.may_evict();
         let serving = self.begin_blocking(want)?;
-        let Some(file) = serving.file() else { return Ok(self.not_kept()) };
-        file.set_warmed_by(keeper.job.id(), false);
+        let Some(file) = serving.file() else { return Ok(self.not_kept(evicts)) };
+        self.warms.claim(file, &keeper.job, false);
         let missing = |chunks: ChunkRange| missing_bytes(file, chunks);
         let Some(mut room) = self.make_room(missing(file.all()).1, 0, Some(keeper.job.id())) else {
-            return Ok(self.not_kept());
+            return Ok(self.not_kept(evicts));
         };
         let step_chunks = keeper.step_chunks();
         for start in (0..file.all().end).step_by(step_chunks as usize) {
@@ -186,20 +189,30 @@ impl Cache {
             room.shrink(on_disk);
             let due = keeper.book(bytes);
             if !self.ensure_blocking(&serving, step)? {
-                return Ok(self.not_kept());
+                return Ok(self.not_kept(evicts));
             }
             tell(step.bytes(file.size()).len(), bytes);
             keeper.sleep_until(due);
         }
-        finish(file, keeper)
+        self.finish(file, keeper)
     }
 
-    /// Why nothing could be kept.
-    fn not_kept(&self) -> Kept {
+    /// All of it was fetched. It is in use until here, so that nobody can have pushed it out before it is spared.
+    fn finish(&self, file: &Arc<CacheFile>, keeper: &Keeper) -> Result<Kept, Again> {
+        if file.is_unsettled() || !file.is_complete() {
+            return Err(Again::Unsettled);
+        }
+        Ok(Kept::Warm { first: self.warms.claim(file, &keeper.job, true) })
+    }
+
+    /// Why nothing could be kept. `evicted`: others made room for it where they could.
+    fn not_kept(&self, evicted: bool) -> Kept {
         Kept::Not(if self.ssd.is_resting() {
             Reason::Failed("the cache's disk is at fault: see its log".into())
         } else if self.dir.is_closed() {
             Reason::Failed("the daemon is stopping".into())
+        } else if !evicted {
+            return Kept::Later;
         } else if self.policy.lock().makes_room() {
             Reason::NoRoom
         } else {
@@ -220,14 +233,6 @@ impl Cache {
         self.begin_partial(want, Box::new(move |result| drop(tx.send(result))));
         rx.recv().unwrap_or_else(|_| Err(FillError::Failed(abandoned())))
     }
-}
-
-/// All of it was fetched. It is in use until here, so that nobody can have pushed it out before it is protected.
-fn finish(file: &Arc<CacheFile>, keeper: &Keeper) -> Result<Kept, Again> {
-    if file.is_unsettled() || !file.is_complete() {
-        return Err(Again::Unsettled);
-    }
-    Ok(Kept::Warm { first: file.set_warmed_by(keeper.job.id(), true) })
 }
 
 /// What is missing of these chunks: bytes, and what they will take on the disk.

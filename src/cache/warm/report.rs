@@ -107,6 +107,11 @@ impl WarmReport {
         self.bytes_fetched += fetched;
     }
 
+    /// A file is tried again later; `counted` of it were told as progress.
+    pub fn later(&mut self, counted: u64) {
+        self.bytes_done = self.bytes_done.saturating_sub(counted);
+    }
+
     /// A file of `bytes` is warm; `counted` of it were told as progress before.
     pub fn warm(&mut self, bytes: u64, counted: u64) {
         self.files_done += 1;

@@ -86,6 +86,8 @@ struct Run<'a> {
     filling: usize,
     /// No room is left: the rest is counted and not fetched.
     full: Option<Reason>,
+    /// What is free is filled; the rest waits until it is known whom to spare.
+    waits: bool,
     /// Files that were warm at some time, each once.
     warmed: u64,
     report: WarmReport,
@@ -137,6 +139,7 @@ impl<'a> Run<'a> {
             looking: 0,
             filling: 0,
             full: None,
+            waits: false,
             warmed: 0,
             report: WarmReport { counting: true, ..WarmReport::default() },
             meter: Meter::new(),
@@ -198,11 +201,16 @@ impl<'a> Run<'a> {
             }));
         }
         self.report.counting = self.looking > 0 || !self.looks.is_empty();
+        if !self.report.counting {
+            self.job.let_evict();
+            self.waits = false;
+        }
         Ok(())
     }
 
     fn hand_out_fills(&mut self) -> Result<()> {
-        while self.filling < 2 * self.jobs
+        while !self.waits
+            && self.filling < 2 * self.jobs
             && let Some(record) = self.fills.pop(self.cache)?
         {
             let Some((bytes, path)) = record.split_first_chunk::<8>() else { continue };
@@ -246,7 +254,7 @@ impl<'a> Run<'a> {
             }
             Event::Filled { path, bytes, counted, kept } => {
                 self.filling -= 1;
-                self.note_kept(&path, bytes, counted, kept);
+                self.note_kept(&path, bytes, counted, kept)?;
             }
             Event::Died { looking } => {
                 self.looking -= usize::from(looking);
@@ -256,7 +264,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn note_kept(&mut self, path: &[u8], bytes: u64, counted: u64, kept: Kept) {
+    fn note_kept(&mut self, path: &[u8], bytes: u64, counted: u64, kept: Kept) -> Result<()> {
         match kept {
             Kept::Warm { first } => {
                 self.warmed += u64::from(first);
@@ -268,8 +276,14 @@ impl<'a> Run<'a> {
                     self.full = Some(reason);
                 }
             }
+            Kept::Later => {
+                self.waits = true;
+                self.report.later(counted);
+                self.queue(path, bytes)?;
+            }
             Kept::Stopped => {}
         }
+        Ok(())
     }
 
     fn see(&mut self, sight: Sight) -> Result<()> {
@@ -285,7 +299,7 @@ impl<'a> Run<'a> {
                 self.report.found(file.size());
                 self.report.files_found += 1;
                 if !self.check {
-                    self.warmed += u64::from(file.set_warmed_by(self.job.id(), true));
+                    self.warmed += u64::from(self.cache.warms.claim(&file, self.job, true));
                 }
                 self.report.warm(file.size(), 0);
             }
@@ -295,12 +309,15 @@ impl<'a> Run<'a> {
                     let reason = Reason::Cold { cached_bytes };
                     self.report.not_warm(&shown(&path), bytes, 0, &reason);
                 } else {
-                    let record = [&bytes.to_le_bytes(), path.as_os_str().as_bytes()].concat();
-                    self.fills.push(self.cache, &record)?;
+                    self.queue(path.as_os_str().as_bytes(), bytes)?;
                 }
             }
         }
         Ok(())
+    }
+
+    fn queue(&mut self, path: &[u8], bytes: u64) -> Result<()> {
+        self.fills.push(self.cache, &[&bytes.to_le_bytes(), path].concat())
     }
 
     /// Notes the time; shows where it is, ten times a second.
@@ -328,7 +345,7 @@ impl<'a> Run<'a> {
                 file.warmed_by() == Some((self.job.id(), true)) && file.is_complete() && !file.is_unsettled()
             };
             let still = self.cache.all_files().iter().filter(|file| is_still(file)).count() as u64;
-            self.report.settle(self.warmed.saturating_sub(still));
+            self.report.settle(self.warmed.saturating_sub(still + self.job.handed_over()));
         }
         self.report.seconds_left = Some(0);
     }
