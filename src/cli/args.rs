@@ -47,7 +47,11 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Fill the cache with files and trees
+    /// Fill the cache with files, trees, globs and lists, or check what is in it
+    ///
+    /// What is warm already is passed over without reading it, so that a warm-up that was interrupted goes on where it
+    /// ended: give the same command again. Exit codes: 0 everything is warm, 1 something is not, which is named with its
+    /// reason, 2 usage, 130 interrupted by ^C, which stops the daemon's work too.
     Warm(WarmArgs),
     /// Drop cached copies; the next open asks the source
     Evict {
@@ -166,10 +170,6 @@ pub struct MountArgs {
 }
 
 /// `warmfs warm`
-///
-/// What is warm already is passed over without reading it, so that a warm-up that was interrupted goes on where it ended:
-/// give the same command again. Exit codes: 0 everything is warm, 1 something is not (which is named), 2 usage, 130
-/// interrupted by ^C, which stops the work.
 #[derive(Args)]
 pub struct WarmArgs {
     /// Files, directories or quoted globs on a mount: 'MOUNT/train/*.jpg', 'MOUNT/**/*.tar'

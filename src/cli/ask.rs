@@ -151,16 +151,11 @@ fn print_warming(stats: &Value) {
     for job in stats["warming"].as_array().into_iter().flatten() {
         let report: WarmReport = serde_json::from_value(job.clone()).unwrap_or_default();
         let text = |name: &str| job[name].as_str().unwrap_or_default().to_string();
-        let (state, error) = (text("state"), text("error"));
-        say!(
-            "warm-up {} of {}, {state}{}",
-            job["job"],
-            text("what"),
-            match state.as_str() {
-                "failed" => format!(": {error}"),
-                _ => format!("{}", super::warm::line("", &report)),
-            }
-        );
+        let far = match job["error"].as_str() {
+            Some(error) => error.to_string(),
+            None => super::warm::line(&report),
+        };
+        say!("warm-up {} of {}, {}: {far}", job["job"], text("what"), text("state"));
     }
 }
 

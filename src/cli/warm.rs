@@ -88,7 +88,7 @@ fn in_foreground(args: &WarmArgs, requests: Vec<Asked>, troubles: &Troubles) -> 
         let mut last = WarmReport::default();
         let answer = client.call_while(&Request::Warm(request), |value| {
             last = serde_json::from_value(value).unwrap_or_default();
-            bar.line(last.bytes_done, last.bytes_total, &line(what, &last));
+            bar.line(last.bytes_done, last.bytes_total, &format!("{what}: {}", line(&last)));
             !interrupted.load(Ordering::Relaxed)
         });
         match answer {
@@ -122,11 +122,11 @@ fn watch_interrupt() -> Result<Arc<AtomicBool>, Failure> {
 const INTERRUPTED: i32 = 130;
 
 /// Where a warm-up is, in one line.
-pub(super) fn line(what: &str, report: &WarmReport) -> String {
+pub(super) fn line(report: &WarmReport) -> String {
     let more = if report.counting { "+" } else { "" };
     let left = report.seconds_left.map_or(String::new(), |s| format!(", {} left", show_seconds(s)));
     format!(
-        "{what}: {} of {}{more} files, {} of {}{more}, {}/s{left}",
+        "{} of {}{more} files, {} of {}{more}, {}/s{left}",
         report.files_done,
         report.files_total,
         show_size(report.bytes_done),
@@ -376,10 +376,10 @@ mod tests {
             seconds_left: Some(75),
             ..WarmReport::default()
         };
-        let text = line("warming", &report);
-        assert_eq!(text, "warming: 10 of 40 files, 5.00 MB of 9.00 MB, 1.20 MB/s, 1 min 15 s left");
+        let text = line(&report);
+        assert_eq!(text, "10 of 40 files, 5.00 MB of 9.00 MB, 1.20 MB/s, 1 min 15 s left");
         (report.counting, report.seconds_left) = (true, None);
-        assert!(line("warming", &report).contains("10 of 40+ files"));
+        assert!(line(&report).contains("10 of 40+ files"));
         assert_eq!(show_seconds(7384), "2 h 3 min");
     }
 

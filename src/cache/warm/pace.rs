@@ -41,12 +41,14 @@ pub struct Meter {
     samples: VecDeque<(Duration, u64)>,
 }
 
-impl Meter {
+impl Default for Meter {
     /// Nothing was done at the time zero.
-    pub fn new() -> Self {
+    fn default() -> Self {
         Self { samples: VecDeque::from([(Duration::ZERO, 0)]) }
     }
+}
 
+impl Meter {
     /// `bytes` were done in all at `now`; gives the bytes a second over the last ten seconds.
     pub fn rate(&mut self, now: Duration, bytes: u64) -> u64 {
         while self.samples.len() > 1 && self.samples[1].0 + WINDOW <= now {
@@ -108,12 +110,12 @@ mod tests {
         let mut pace = pace(1);
         pace.book(Duration::ZERO, u64::MAX);
         assert!(pace.book(Duration::MAX, u64::MAX) > Duration::from_secs(1));
-        assert_eq!(Meter::new().rate(Duration::ZERO, 7), 0);
+        assert_eq!(Meter::default().rate(Duration::ZERO, 7), 0);
     }
 
     #[test]
     fn the_meter_shows_the_last_ten_seconds() {
-        let mut meter = Meter::new();
+        let mut meter = Meter::default();
         for ms in 0..100 {
             let now = Duration::from_millis(ms * 200);
             // A megabyte a second, and after ten seconds two.

@@ -142,7 +142,7 @@ impl<'a> Run<'a> {
             waits: false,
             warmed: 0,
             report: WarmReport { counting: true, ..WarmReport::default() },
-            meter: Meter::new(),
+            meter: Meter::default(),
             published: None,
             events,
         })
