@@ -1,7 +1,7 @@
 //! `warmfs warm`: what the user named becomes one request for each mount, and its answer a report and an exit code.
 //!
-//! The daemon does the work. This end sends lists in parts, shows the progress, and hears a ^C: it then lets go of the
-//! connection, which is how the daemon learns that nobody wants the rest.
+//! The daemon does the work. This end sends lists in parts, shows the progress, and hears a ^C: it then hangs up, which is
+//! how the daemon learns that nobody wants the rest.
 
 use super::Failure;
 use super::args::WarmArgs;
@@ -9,10 +9,11 @@ use super::list::{Base, Line, Lines, Trouble, Troubles};
 use super::show::{Progress, files, print_json};
 use crate::cache::warm::{Glob, WarmReport, glob};
 use crate::control::{
-    Client, ClientError, GLOBS_MAX, GlobPath, Mounted, RelPath, Request, WarmRequest, batches, find_mount,
+    Client, GLOBS_MAX, GlobPath, Mounted, RelPath, Request, WarmRequest, batches, find_mount,
 };
 use crate::types::PathText;
 use crate::types::units::show_size;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -52,13 +53,13 @@ pub fn warm(args: &WarmArgs) -> Result<(), Failure> {
     }
 }
 
-/// A connection, and what to ask by it.
-type Asked = (Client, WarmRequest);
+/// A daemon's socket, and what to ask it. Not connected before: a daemon does not wait long for a request.
+type Asked = (PathBuf, WarmRequest);
 
 fn in_background(requests: Vec<Asked>, troubles: &Troubles, json: bool) -> Result<(), Failure> {
     let mut jobs = Vec::new();
-    for (mut client, request) in requests {
-        let answer = client.call(&Request::Warm(request), |_| {})?;
+    for (socket, request) in requests {
+        let answer = Client::connect(&socket)?.call(&Request::Warm(request), |_| {})?;
         jobs.push(answer["job"].clone());
     }
     if json {
@@ -80,23 +81,22 @@ fn in_background(requests: Vec<Asked>, troubles: &Troubles, json: bool) -> Resul
 }
 
 fn in_foreground(args: &WarmArgs, requests: Vec<Asked>, troubles: &Troubles) -> Result<(), Failure> {
-    let interrupted = watch_interrupt()?;
+    let interrupt = Interrupt::watch()?;
     let what = if args.check { "checking" } else { "warming" };
     let mut bar = Progress::with_line(args.json);
     let mut total = WarmReport::default();
-    for (mut client, request) in requests {
+    for (socket, request) in requests {
+        let mut client = Client::connect(&socket)?;
+        interrupt.ends(&client)?;
         let mut last = WarmReport::default();
-        let answer = client.call_while(&Request::Warm(request), |value| {
+        let answer = client.call(&Request::Warm(request), |value| {
             last = serde_json::from_value(value).unwrap_or_default();
-            bar.line(last.bytes_done, last.bytes_total, &format!("{what}: {}", line(&last)));
-            !interrupted.load(Ordering::Relaxed)
+            bar.line(last.bytes_done, last.bytes_total, &format!("{what}: {}", line(&last)))
         });
         match answer {
             Ok(value) => total.add(&serde_json::from_value(value).unwrap_or_default()),
-            Err(ClientError::Cancelled) => {
+            Err(_) if interrupt.came() => {
                 bar.finish();
-                // The daemon hears of it by this.
-                drop(client);
                 total.add(&last);
                 return Err(tell_interrupted(args, &total, troubles));
             }
@@ -107,15 +107,52 @@ fn in_foreground(args: &WarmArgs, requests: Vec<Asked>, troubles: &Troubles) -> 
     tell_end(args, &total, troubles)
 }
 
-/// The first ^C ends the work, a second one this program.
-fn watch_interrupt() -> Result<Arc<AtomicBool>, Failure> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let fail = |e: std::io::Error| Failure::run_time(format!("watch signals: {e}"));
-    let sigint = signal_hook::consts::SIGINT;
-    signal_hook::flag::register_conditional_shutdown(sigint, INTERRUPTED, interrupted.clone())
-        .map_err(fail)?;
-    signal_hook::flag::register(sigint, interrupted.clone()).map_err(fail)?;
-    Ok(interrupted)
+/// Hears a ^C: the first ends the call and so the daemon's work, a second one this program.
+#[derive(Clone, Default)]
+struct Interrupt {
+    came: Arc<AtomicBool>,
+    hang_up: Arc<Mutex<Option<HangUp>>>,
+}
+
+type HangUp = Box<dyn FnOnce() + Send>;
+
+impl Interrupt {
+    fn watch() -> Result<Self, Failure> {
+        let fail = |e: std::io::Error| Failure::run_time(format!("watch signals: {e}"));
+        let interrupt = Self::default();
+        let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT]).map_err(fail)?;
+        let heard = interrupt.clone();
+        let wait = move || {
+            for _ in signals.forever() {
+                if heard.came.swap(true, Ordering::SeqCst) {
+                    std::process::exit(INTERRUPTED);
+                }
+                heard.end();
+            }
+        };
+        std::thread::Builder::new().spawn(wait).map_err(fail)?;
+        Ok(interrupt)
+    }
+
+    /// From here on it ends this connection.
+    fn ends(&self, client: &Client) -> Result<(), Failure> {
+        let hang_up = client.hang_up().map_err(|e| Failure::run_time(format!("watch a connection: {e}")))?;
+        *self.hang_up.lock() = Some(Box::new(hang_up));
+        if self.came() {
+            self.end();
+        }
+        Ok(())
+    }
+
+    fn end(&self) {
+        if let Some(hang_up) = self.hang_up.lock().take() {
+            hang_up();
+        }
+    }
+
+    fn came(&self) -> bool {
+        self.came.load(Ordering::SeqCst)
+    }
 }
 
 /// The exit code after a ^C, as shells have it.
@@ -278,14 +315,14 @@ fn request_of(args: &WarmArgs, target: Target) -> Result<Asked, Failure> {
     if target.globs.len() > GLOBS_MAX {
         return Err(Failure::usage(format!("more than {GLOBS_MAX} globs: use `**`, or --from a list")));
     }
-    let mut client = Client::connect(&target.mount.socket)?;
+    let socket = target.mount.socket;
     let mut parts = batches(target.paths);
     let mut request = WarmRequest { globs: target.globs, ..request(args) };
     match parts.len() {
         0 | 1 => request.paths = parts.pop().unwrap_or_default(),
-        _ => request.list = send_list(&mut client, None, parts)?,
+        _ => request.list = send_list(&socket, None, parts)?,
     }
-    Ok((client, request))
+    Ok((socket, request))
 }
 
 fn request(args: &WarmArgs) -> WarmRequest {
@@ -293,14 +330,10 @@ fn request(args: &WarmArgs) -> WarmRequest {
     WarmRequest { jobs, rate, background: args.background, check: args.check, ..WarmRequest::default() }
 }
 
-fn send_list(
-    client: &mut Client,
-    list: Option<u64>,
-    parts: Vec<Vec<RelPath>>,
-) -> Result<Option<u64>, Failure> {
+fn send_list(socket: &Path, list: Option<u64>, parts: Vec<Vec<RelPath>>) -> Result<Option<u64>, Failure> {
     let mut list = list;
     for paths in parts {
-        let answer = client.call(&Request::WarmList { list, paths }, |_| {})?;
+        let answer = Client::connect(socket)?.call(&Request::WarmList { list, paths }, |_| {})?;
         list = answer["list"].as_u64();
     }
     Ok(list)
@@ -328,7 +361,7 @@ fn from_list(args: &WarmArgs, from: &Path, troubles: &mut Troubles) -> Result<Op
                 .map_err(|e| Failure::usage(format!("--from {}: {e}", PathText(from))))?,
         ),
     };
-    let mut client = Client::connect(&mount.socket)?;
+    let socket = mount.socket;
     let (mut list, mut paths) = (None, Vec::new());
     for line in Lines::new(BufReader::with_capacity(1 << 20, reader), if args.null { 0 } else { b'\n' }) {
         match line.map_err(|e| Failure::run_time(format!("--from {}: {e}", PathText(from))))? {
@@ -339,11 +372,11 @@ fn from_list(args: &WarmArgs, from: &Path, troubles: &mut Troubles) -> Result<Op
             },
         }
         if paths.len() >= LINES_AT_ONCE {
-            list = send_list(&mut client, list, batches(std::mem::take(&mut paths)))?;
+            list = send_list(&socket, list, batches(std::mem::take(&mut paths)))?;
         }
     }
-    list = send_list(&mut client, list, batches(paths))?;
-    Ok(list.map(|list| (client, WarmRequest { list: Some(list), ..request(args) })))
+    list = send_list(&socket, list, batches(paths))?;
+    Ok(list.map(|list| (socket, WarmRequest { list: Some(list), ..request(args) })))
 }
 
 /// `warmfs warm --stop`

@@ -89,9 +89,6 @@ pub enum ClientError {
         /// What was wrong.
         problem: String,
     },
-    /// The caller has had enough.
-    #[error("cancelled")]
-    Cancelled,
     /// The daemon's own refusal or failure.
     #[error(transparent)]
     Refused(#[from] ControlError),
@@ -138,19 +135,6 @@ impl Client {
         request: &Request,
         mut on_progress: impl FnMut(Value),
     ) -> Result<Value, ClientError> {
-        self.call_while(request, |value| {
-            on_progress(value);
-            true
-        })
-    }
-
-    /// The same, until `go_on` says that it is enough, which it is asked at each progress. The call is then an error, and
-    /// the connection of no more use: drop it, and the daemon hears of it.
-    pub fn call_while(
-        &mut self,
-        request: &Request,
-        mut go_on: impl FnMut(Value) -> bool,
-    ) -> Result<Value, ClientError> {
         let verb = request.verb();
         let line = request.to_line();
         if line.len() > REQUEST_BYTES_MAX {
@@ -167,15 +151,18 @@ impl Client {
         }
         loop {
             match self.reply(verb, request.is_quick().then_some(deadline))? {
-                Reply::Progress(value) => {
-                    if !go_on(value) {
-                        return Err(ClientError::Cancelled);
-                    }
-                }
+                Reply::Progress(value) => on_progress(value),
                 Reply::Ok(value) => return Ok(value),
                 Reply::Error(error) => return Err(self.refused(error)),
             }
         }
+    }
+
+    /// What ends this connection from another thread: a call that is under way then fails, and the daemon hears of it.
+    pub fn hang_up(&self) -> io::Result<impl FnOnce() + Send + 'static> {
+        let twin = self.lines.stream().try_clone()?;
+        // Fails only where it has ended already.
+        Ok(move || drop(twin.shutdown(std::net::Shutdown::Both)))
     }
 
     /// The daemon's process, as a descriptor that polls readable once it has ended; none where this process cannot

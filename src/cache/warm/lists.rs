@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Lists at the same time.
 const LISTS_MAX: usize = 8;
 /// A list that was not added to for so long is forgotten when another begins.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_secs(600);
 
 /// The lists of one mount.
 #[derive(Default)]
@@ -54,7 +54,7 @@ impl Lists {
         let mut table = self.table.lock();
         table.lists.retain(|_, (used, _)| used.elapsed() < IDLE);
         if table.lists.len() >= LISTS_MAX {
-            let text = format!("{LISTS_MAX} lists are being sent already: try again in a minute");
+            let text = format!("{LISTS_MAX} lists are being sent already: try again in a while");
             return Err(Error::new(ErrorKind::Busy, "", text));
         }
         table.begun += 1;

@@ -29,6 +29,8 @@ const BATCH: usize = 32;
 const EVENTS_MAX: usize = 1024;
 /// Events that are counted before the progress is told.
 const EVENTS_AT_ONCE: usize = 64;
+/// Files without room that are counted off before a stop is heard.
+const COUNTED_OFF_MAX: usize = 4096;
 /// The longest time between two looks whether to stop.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -45,10 +47,8 @@ enum Event {
         counted: u64,
         kept: Kept,
     },
-    /// A piece of work died.
-    Died {
-        looking: bool,
-    },
+    /// Who looked has died.
+    LookerDied,
 }
 
 /// Tells the end of a piece of work, also if it panics.
@@ -165,7 +165,11 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             if self.looking == 0 && self.filling == 0 {
-                break;
+                if self.fills.is_empty() {
+                    break;
+                }
+                // Nothing is on its way: the rest is being counted off.
+                continue;
             }
             match received.recv_timeout(TICK) {
                 Ok(event) => self.note(event)?,
@@ -190,7 +194,7 @@ impl<'a> Run<'a> {
                 batch.extend(Look::from_bytes(&record));
             }
             let (cache, globs, job) = (self.cache.clone(), self.globs.clone(), self.job.clone());
-            let ticket = self.ticket(Event::Died { looking: true });
+            let ticket = self.ticket(Event::LookerDied);
             let busy = self.cache.warms.busy();
             self.looking += 1;
             // Refused only where no thread is to be had; the ticket then tells.
@@ -209,13 +213,16 @@ impl<'a> Run<'a> {
     }
 
     fn hand_out_fills(&mut self) -> Result<()> {
+        let mut counted_off = 0;
         while !self.waits
             && self.filling < 2 * self.jobs
+            && counted_off < COUNTED_OFF_MAX
             && let Some(record) = self.fills.pop(self.cache)?
         {
             let Some((bytes, path)) = record.split_first_chunk::<8>() else { continue };
             let (bytes, path) = (u64::from_le_bytes(*bytes), path.to_vec());
             if let Some(reason) = &self.full {
+                counted_off += 1;
                 self.report.not_warm(&shown(path_of(&path)), bytes, 0, reason);
                 continue;
             }
@@ -256,8 +263,8 @@ impl<'a> Run<'a> {
                 self.filling -= 1;
                 self.note_kept(&path, bytes, counted, kept)?;
             }
-            Event::Died { looking } => {
-                self.looking -= usize::from(looking);
+            Event::LookerDied => {
+                self.looking -= 1;
                 self.report.problem("", &Reason::Failed("a thread that looked at names died".into()));
             }
         }
