@@ -100,7 +100,7 @@ pub struct InspectSettings {
 /// `[log]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
-    /// A level or the directives of an `EnvFilter`; checked, so that building the filter cannot fail.
+    /// A level or levels of modules, as `Targets` of `tracing-subscriber` reads them; checked.
     pub level: String,
     /// The log file, absolute; `None`: in the cache directory when in the background, else standard error.
     pub file: Option<PathBuf>,

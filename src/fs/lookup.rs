@@ -4,14 +4,18 @@
 //! good, so that nothing is ever older than the TTL, however many caches it passed.
 
 use super::dir::Row;
-use super::node::Node;
+use super::node::{Node, NodeState};
 use super::{ENOENT, EXPIRED, Entry, Fs, Reply, STALE_TTL};
+use crate::backing::Pin;
 use crate::types::{Attr, ErrorKind, NodeId, Result};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// How often a contested name is looked at until what it leads to can be held.
+const LOOKS: u32 = 4;
 
 impl Fs {
     /// LOOKUP: `name` in the directory `parent`. A found entry counts one reference on its node.
@@ -47,26 +51,43 @@ impl Fs {
     }
 
     fn lookup_source(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Entry> {
-        let checked_ms = self.now_ms();
-        let path = parent.path().join(name);
-        let seen = match self.contested.is(parent.id, name) {
-            true => self.source.look(&path),
-            false => self.source.stat(&path).map(|attr| (attr, None)),
-        };
-        match seen {
-            Ok((attr, pin)) => {
-                let node = self.enter(parent, name, &attr, checked_ms);
-                if let Some(pin) = pin {
-                    self.contested.hold(node.id, pin, &self.watch);
+        let mut looks = 0;
+        loop {
+            looks += 1;
+            let checked_ms = self.now_ms();
+            let path = parent.path().join(name);
+            let contested = self.contested.is(parent.id, name);
+            let seen = match contested {
+                true => self.source.look(&path),
+                false => self.source.stat(&path).map(|attr| (attr, None)),
+            };
+            match seen {
+                Ok((attr, pin)) => {
+                    let node = self.enter(parent, name, &attr, checked_ms);
+                    // Others have seen a newer version meanwhile.
+                    if pin.is_some_and(|pin| !self.hold(&node, pin)) && looks < LOOKS {
+                        self.nodes.forget(node.id, 1);
+                        continue;
+                    }
+                    let entry = self.found(node);
+                    return Ok(if contested { entry.for_now() } else { entry });
                 }
-                Ok(self.found(node))
+                Err(e) if e.errno() == Some(ENOENT) => {
+                    let shadow = self.lookup_shadow(parent, name);
+                    return Ok(shadow.unwrap_or_else(|| Entry::Missing(self.ttl_left(checked_ms))));
+                }
+                Err(e) => return Err(e),
             }
-            Err(e) if e.errno() == Some(ENOENT) => match self.lookup_shadow(parent, name) {
-                Some(entry) => Ok(entry),
-                None => Ok(Entry::Missing(self.ttl_left(checked_ms))),
-            },
-            Err(e) => Err(e),
         }
+    }
+
+    /// Holds the file that was looked at for the open of its node, if the node is still of that version.
+    fn hold(&self, node: &Arc<Node>, pin: Pin) -> bool {
+        let (identity, version) = (pin.attr.identity, self.source.version(&pin.attr));
+        let is_version = |state: &NodeState| {
+            state.attr.identity == identity && self.source.version(&state.attr) == version
+        };
+        self.contested.hold(node, pin, is_version, &self.watch)
     }
 
     /// Notes an object of the source and counts a reference on its node.
@@ -188,7 +209,7 @@ impl Fs {
         match found {
             Some(attr) if attr.identity == state.attr.identity && attr.kind == node.kind => {
                 let changed = self.source.version(&attr) != self.source.version(&state.attr);
-                if changed && state.open.is_some() {
+                if changed && state.keeps_version() {
                     // Its handles keep their version; the name leads to a new node at the next look-up.
                     return Ok((state.attr, STALE_TTL));
                 }

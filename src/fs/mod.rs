@@ -100,6 +100,16 @@ pub enum Entry {
     Missing(Duration),
 }
 
+impl Entry {
+    /// Not for whoever asks next: answers that cross must not lead from a newer version back to an older one.
+    fn for_now(self) -> Self {
+        match self {
+            Self::Found { node, attr, .. } => Self::Found { node, attr, ttl: Duration::ZERO },
+            missing => missing,
+        }
+    }
+}
+
 /// A file system over a cache.
 ///
 /// Lock order: a shard of nodes before the state of a node in it; the others are leaves. None is held across I/O or a

@@ -8,6 +8,7 @@
 //! A node holds its parent, so that its path can always be told; it is in the table for as long as the kernel holds
 //! references ([`Node::nlookup`]).
 
+use super::contested::Hold;
 use super::dir::Listing;
 use crate::cache::Serving;
 use crate::types::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -52,6 +53,8 @@ pub struct NodeState {
     pub pages_stale: bool,
     /// Open handles and what they read.
     pub open: Option<Box<OpenState>>,
+    /// The file itself, held for an open that is to come.
+    pub hold: Option<Box<Hold>>,
     /// The directory's entries, if they were read.
     pub listing: Option<Arc<Listing>>,
     /// Its access control list, if the kernel asked for it.
@@ -67,6 +70,11 @@ pub struct KnownAcl {
 }
 
 impl NodeState {
+    /// Whether somebody has this version open or was promised it.
+    pub fn keeps_version(&self) -> bool {
+        self.open.is_some() || self.hold.is_some()
+    }
+
     /// Whether it was last seen as `name` in `parent`.
     pub fn is_at(&self, parent: &Arc<Node>, name: &[u8]) -> bool {
         self.place.as_ref().is_some_and(|(p, n)| Arc::ptr_eq(p, parent) && **n == *name)
@@ -101,6 +109,7 @@ impl Node {
             retired: false,
             pages_stale: false,
             open: None,
+            hold: None,
             listing: None,
             acl: None,
         };
@@ -134,8 +143,6 @@ impl Node {
         self.nlookup.load(Ordering::Acquire)
     }
 }
-
-impl NodeState {}
 
 /// Deeper trees than this are circles: PATH_MAX holds 2048 names.
 const DEPTH_MAX: usize = 65_536;
@@ -272,7 +279,7 @@ impl NodeTable {
             return Some(node);
         }
         if version_changed(&state.attr, attr) {
-            if state.open.is_some() {
+            if state.keeps_version() {
                 state.retired = true;
                 return None;
             }

@@ -4,6 +4,7 @@
 //! decides for all that follow until the last is closed. A file that became complete meanwhile is handed to the kernel
 //! at the next first open; one that changed gets another node.
 
+use super::contested::Held;
 use super::node::{Mode, Node, OpenState};
 use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
@@ -83,6 +84,22 @@ pub enum Opened {
 /// kernel is sent back to look the name up anew.
 const TRIES: u32 = 4;
 
+/// An OPEN on its way.
+struct Opening {
+    node: Arc<Node>,
+    /// The very file that was looked up, if it is held: the node stays at its version meanwhile.
+    held: Option<Held>,
+    /// So often it may begin anew.
+    tries: u32,
+}
+
+impl Opening {
+    fn new(node: Arc<Node>) -> Self {
+        let held = Held::take(&node);
+        Self { node, held, tries: TRIES }
+    }
+}
+
 impl Fs {
     /// OPEN of a regular file. An answer counts one handle on the node.
     pub fn open(self: &Arc<Self>, id: NodeId, reply: Reply<Opened>) {
@@ -94,60 +111,62 @@ impl Fs {
             Err(e) => return reply(Err(e)),
         };
         self.stats.opens.inc();
-        let (plan, file) = self.plan(&node);
+        let opening = Opening::new(node);
+        let (plan, file) = self.plan(&opening);
         match plan {
-            Plan::Retry => reply(Err(changed())),
-            Plan::Join => match self.join(&node) {
+            Plan::Retry => reply(Err(self.send_back(&opening.node))),
+            Plan::Join => match self.join(&opening.node) {
                 Some(opened) => reply(Ok(opened)),
                 // Closed between the two looks.
-                None => self.open_slow(node, reply),
+                None => self.open_slow(opening, reply),
             },
             Plan::Serve => {
                 let file = file.expect("a complete copy is a copy");
                 // The stat of a registered file needs no disk: its inode is held.
                 if file.kernel_ref().is_some() && !self.may_be_handed_over(&file) {
-                    return self.open_slow(node, reply);
+                    return self.open_slow(opening, reply);
                 }
-                match self.serve_quickly(&node, &file) {
+                match self.serve_quickly(&opening, &file) {
                     Some(answer) => reply(answer),
-                    None => self.open_local(node, file, reply),
+                    None => self.open_local(opening, file, reply),
                 }
             }
             Plan::Fill | Plan::Chunks => match file.filter(|file| file.is_complete()) {
-                Some(file) => self.open_doubtful(node, file, reply),
-                None => self.open_slow(node, reply),
+                Some(file) => self.open_doubtful(opening, file, reply),
+                None => self.open_slow(opening, reply),
             },
         }
     }
 
     /// A complete copy that nobody has looked at since an unclean stop: to verify it the disk is needed and not the
     /// source. If it is damaged the file is opened as one that is not cached.
-    fn open_doubtful(self: &Arc<Self>, node: Arc<Node>, file: FileUse, reply: Reply<Opened>) {
+    fn open_doubtful(self: &Arc<Self>, opening: Opening, file: FileUse, reply: Reply<Opened>) {
         let (fs, cache) = (self.clone(), self.cache.clone());
         self.local.submit(Box::new(move || {
             if !cache.is_small(file.size()) {
                 // Its chunks are verified as they are read.
-                return reply(fs.begin_chunks(&node, Arc::new(Serving::partial(file, None))));
+                return reply(fs.begin_chunks(&opening, Arc::new(Serving::partial(file, None))));
             }
             let verified = file.clone();
             let then = move |good| match good {
                 true => {
                     fs.stats.hits.inc();
-                    reply(fs.open_served(&node, Served::File(file)));
+                    reply(fs.open_served(&opening, Served::File(file)));
                 }
                 false => {
                     drop(file);
-                    fs.open_slow(node, reply);
+                    fs.open_slow(opening, reply);
                 }
             };
             cache.verify_once(&verified, Box::new(then));
         }));
     }
 
-    fn plan(&self, node: &Arc<Node>) -> (Plan, Option<FileUse>) {
+    fn plan(&self, opening: &Opening) -> (Plan, Option<FileUse>) {
+        let node = &opening.node;
         let (attr, is_open, retired) = {
             let state = node.lock();
-            (state.attr, state.open.is_some(), state.retired)
+            (state.attr, state.open.is_some(), state.retired && opening.held.is_none())
         };
         let file = match is_open || retired {
             true => None,
@@ -163,16 +182,11 @@ impl Fs {
         (decide(facts), file)
     }
 
-    fn want(&self, node: &Arc<Node>, attr: &Attr) -> Want {
-        let path = node.path();
-        let pin = self.contested.take(node.id);
-        Want {
-            id: self.source.file_id(&path, attr),
-            version: self.source.version(attr),
-            path,
-            pin,
-            warm_job: None,
-        }
+    fn want(&self, opening: &Opening, attr: &Attr) -> Want {
+        let path = opening.node.path();
+        let pin = opening.held.as_ref().map(|held| held.pin().clone());
+        let (id, version) = (self.source.file_id(&path, attr), self.source.version(attr));
+        Want { id, version, path, pin, warm_job: None }
     }
 
     fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {
@@ -217,7 +231,7 @@ impl Fs {
     }
 
     /// A complete copy that needs no look at the disk: its registration is kept, or none is wanted.
-    fn serve_quickly(&self, node: &Arc<Node>, file: &FileUse) -> Option<Result<Opened>> {
+    fn serve_quickly(&self, opening: &Opening, file: &FileUse) -> Option<Result<Opened>> {
         let mode = match self.passthrough_off() {
             Some(_) => Mode::Cached,
             None => {
@@ -228,18 +242,18 @@ impl Fs {
         };
         self.stats.hits.inc();
         self.cache.note_open(file);
-        Some(self.begin(node, mode.clone(), Arc::new(serving_for(&mode, file.clone()))))
+        Some(self.begin(opening, mode.clone(), Arc::new(serving_for(&mode, file.clone()))))
     }
 
     /// A complete copy that must be looked at on the disk, but needs nothing of the source.
-    fn open_local(self: &Arc<Self>, node: Arc<Node>, file: FileUse, reply: Reply<Opened>) {
+    fn open_local(self: &Arc<Self>, opening: Opening, file: FileUse, reply: Reply<Opened>) {
         let fs = self.clone();
         self.local.submit(Box::new(move || {
             if !fs.may_be_handed_over(&file) {
-                return fs.open_slow(node, reply);
+                return fs.open_slow(opening, reply);
             }
             fs.stats.hits.inc();
-            reply(fs.open_served(&node, Served::File(file)));
+            reply(fs.open_served(&opening, Served::File(file)));
         }));
     }
 
@@ -249,14 +263,13 @@ impl Fs {
     }
 
     /// Counts a first handle, or one beside others that came between.
-    fn begin(&self, node: &Node, mode: Mode, serving: Arc<Serving>) -> Result<Opened> {
-        let mut state = node.lock();
-        if state.retired {
-            return Err(changed());
-        }
+    fn begin(&self, opening: &Opening, mode: Mode, serving: Arc<Serving>) -> Result<Opened> {
+        let mut state = opening.node.lock();
+        let retired = state.retired && opening.held.is_none();
         // The file changed while it was fetched: its size and its bytes must be of one version.
-        if self.version_of(&serving) != self.source.version(&state.attr) {
-            return Err(changed());
+        if retired || self.version_of(&serving) != self.source.version(&state.attr) {
+            drop(state);
+            return Err(self.send_back(&opening.node));
         }
         if let Some(open) = state.open.as_mut() {
             open.handles += 1;
@@ -287,12 +300,12 @@ impl Fs {
     }
 
     /// The open that may wait: for the source, or for the SSD.
-    fn open_slow(self: &Arc<Self>, node: Arc<Node>, reply: Reply<Opened>) {
+    fn open_slow(self: &Arc<Self>, opening: Opening, reply: Reply<Opened>) {
         let pending = Pending::new(reply);
         let guard = self.watch.data(&pending, &self.stats, |reply, error| reply(Err(error)));
         let fs = self.clone();
         self.pool.submit(Box::new(move || {
-            let (answerer, answered) = (fs.clone(), node.clone());
+            let (answerer, answered) = (fs.clone(), opening.node.clone());
             let answer: Reply<Opened> = Box::new(move |result| {
                 drop(guard);
                 match (pending.take(), result) {
@@ -302,45 +315,42 @@ impl Fs {
                     (None, Err(_)) => {}
                 }
             });
-            fs.open_by_plan(node, TRIES, answer);
+            fs.open_by_plan(opening, answer);
         }));
     }
 
-    fn open_by_plan(self: &Arc<Self>, node: Arc<Node>, tries: u32, reply: Reply<Opened>) {
-        if tries == 0 {
-            self.doubt(&node);
+    fn open_by_plan(self: &Arc<Self>, opening: Opening, reply: Reply<Opened>) {
+        if opening.tries == 0 {
+            self.doubt(&opening.node);
             return reply(Err(changed()));
         }
-        let (plan, file) = self.plan(&node);
+        let (plan, file) = self.plan(&opening);
         match (plan, file) {
-            (Plan::Retry, _) => reply(Err(changed())),
-            (Plan::Join, _) => match self.join(&node) {
+            (Plan::Retry, _) => reply(Err(self.send_back(&opening.node))),
+            (Plan::Join, _) => match self.join(&opening.node) {
                 Some(opened) => reply(Ok(opened)),
-                None => self.open_by_plan(node, tries - 1, reply),
+                None => self.open_anew(opening, reply),
             },
-            (Plan::Serve, Some(file)) if !self.may_be_handed_over(&file) => {
-                self.open_by_plan(node, tries - 1, reply);
-            }
+            (Plan::Serve, Some(file)) if !self.may_be_handed_over(&file) => self.open_anew(opening, reply),
             (Plan::Serve, Some(file)) => {
                 self.stats.hits.inc();
-                reply(self.open_served(&node, Served::File(file)));
+                reply(self.open_served(&opening, Served::File(file)));
             }
-            (Plan::Chunks, _) => self.open_chunks(node, tries, reply),
-            (Plan::Fill | Plan::Serve, file) => self.open_filled(node, file, tries, reply),
+            (Plan::Chunks, _) => self.open_chunks(opening, reply),
+            (Plan::Fill | Plan::Serve, file) => self.open_filled(opening, file, reply),
         }
     }
 
-    fn open_filled(
-        self: &Arc<Self>,
-        node: Arc<Node>,
-        file: Option<FileUse>,
-        tries: u32,
-        reply: Reply<Opened>,
-    ) {
+    fn open_anew(self: &Arc<Self>, mut opening: Opening, reply: Reply<Opened>) {
+        opening.tries -= 1;
+        self.open_by_plan(opening, reply);
+    }
+
+    fn open_filled(self: &Arc<Self>, opening: Opening, file: Option<FileUse>, reply: Reply<Opened>) {
         // To verify is not to fetch: bytes of the source were needed only if another file took the doubtful one's place.
         let doubtful = file.map(|file| Arc::clone(&file));
-        let attr = node.lock().attr;
-        let want = self.want(&node, &attr);
+        let attr = opening.node.lock().attr;
+        let want = self.want(&opening, &attr);
         let fs = self.clone();
         self.cache.fill(
             want,
@@ -350,10 +360,10 @@ impl Fs {
                         matches!((&served, &doubtful), (Served::File(f), Some(d)) if Arc::ptr_eq(f, d));
                     let counter = if was_here { &fs.stats.hits } else { &fs.stats.misses };
                     counter.inc();
-                    reply(fs.open_served(&node, served));
+                    reply(fs.open_served(&opening, served));
                 }
-                Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
-                Err(FillError::Failed(e)) => reply(Err(fs.failed(&node, e))),
+                Err(FillError::Changed(now)) => fs.open_changed(opening, &now, reply),
+                Err(FillError::Failed(e)) => fs.open_failed(opening, e, reply),
             }),
         );
     }
@@ -361,11 +371,15 @@ impl Fs {
     /// The source has another version than the look-up saw. If nobody has the old one open the node takes the new one.
     /// With another size the kernel must hear of it first, or it would end every read where the old version ended: it
     /// is sent back to look the name up.
-    fn open_changed(self: &Arc<Self>, node: Arc<Node>, now: &Attr, tries: u32, reply: Reply<Opened>) {
+    fn open_changed(self: &Arc<Self>, opening: Opening, now: &Attr, reply: Reply<Opened>) {
+        if opening.held.is_some() {
+            // Told by one who came at the same time and did not hold the file.
+            return self.open_anew(opening, reply);
+        }
         let goes_on = {
-            let mut state = node.lock();
-            let same = now.identity == state.attr.identity && now.kind == node.kind;
-            let takes_it = same && state.open.is_none();
+            let mut state = opening.node.lock();
+            let same = now.identity == state.attr.identity && now.kind == opening.node.kind;
+            let takes_it = same && !state.keeps_version();
             let same_size = now.size == state.attr.size;
             if takes_it {
                 state.attr = *now;
@@ -375,20 +389,24 @@ impl Fs {
             takes_it && same_size
         };
         match goes_on {
-            true => self.open_by_plan(node, tries - 1, reply),
+            true => self.open_anew(opening, reply),
             false => {
-                self.doubt_unless_seen(&node, now);
-                reply(Err(changed()));
+                self.doubt_unless_seen(&opening.node, now);
+                reply(Err(self.send_back(&opening.node)));
             }
         }
     }
 
     /// The source has not what we thought it had: what is known of the name is old.
-    fn failed(&self, node: &Node, error: Error) -> Error {
+    fn open_failed(self: &Arc<Self>, opening: Opening, error: Error, reply: Reply<Opened>) {
         if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) {
-            self.doubt(node);
+            if opening.held.is_some() {
+                // As above: it was not our file that was not found.
+                return self.open_anew(opening, reply);
+            }
+            self.doubt(&opening.node);
         }
-        error
+        reply(Err(error));
     }
 
     /// Sent back to look the name up, the kernel must not be told the same again.
@@ -398,16 +416,25 @@ impl Fs {
         }
     }
 
-    fn open_served(self: &Arc<Self>, node: &Arc<Node>, served: Served) -> Result<Opened> {
+    /// The kernel is to look the name up again, which it does once: that look-up must lead to an open that succeeds.
+    fn send_back(&self, node: &Node) -> Error {
+        let place = node.lock().place.clone();
+        if let Some((parent, name)) = place {
+            self.contested.add(parent.id, &name);
+        }
+        changed()
+    }
+
+    fn open_served(self: &Arc<Self>, opening: &Opening, served: Served) -> Result<Opened> {
         match served {
             Served::File(file) => {
                 let mode = self.mode_for(&file);
                 self.cache.note_open(&file);
-                self.begin(node, mode.clone(), Arc::new(serving_for(&mode, file)))
+                self.begin(opening, mode.clone(), Arc::new(serving_for(&mode, file)))
             }
             Served::Source(opened) => {
                 self.stats.bypass_opens.inc();
-                self.begin(node, Mode::Cached, Arc::new(Serving::Source(opened)))
+                self.begin(opening, Mode::Cached, Arc::new(Serving::Source(opened)))
             }
         }
     }
@@ -436,30 +463,30 @@ impl Fs {
         }
     }
 
-    fn open_chunks(self: &Arc<Self>, node: Arc<Node>, tries: u32, reply: Reply<Opened>) {
-        let attr = node.lock().attr;
+    fn open_chunks(self: &Arc<Self>, opening: Opening, reply: Reply<Opened>) {
+        let attr = opening.node.lock().attr;
         // Only to be verified: the source is not needed for that.
-        if let Some(file) = self.cached_copy(&node, &attr).filter(|file| file.is_complete()) {
-            return reply(self.begin_chunks(&node, Arc::new(Serving::partial(file, None))));
+        if let Some(file) = self.cached_copy(&opening.node, &attr).filter(|file| file.is_complete()) {
+            return reply(self.begin_chunks(&opening, Arc::new(Serving::partial(file, None))));
         }
         let fs = self.clone();
-        let want = self.want(&node, &attr);
+        let want = self.want(&opening, &attr);
         self.cache.begin_partial(
             &want,
             Box::new(move |begun| match begun {
-                Ok(serving) => reply(fs.begin_chunks(&node, serving)),
-                Err(FillError::Changed(now)) => fs.open_changed(node, &now, tries, reply),
-                Err(FillError::Failed(e)) => reply(Err(fs.failed(&node, e))),
+                Ok(serving) => reply(fs.begin_chunks(&opening, serving)),
+                Err(FillError::Changed(now)) => fs.open_changed(opening, &now, reply),
+                Err(FillError::Failed(e)) => fs.open_failed(opening, e, reply),
             }),
         );
     }
 
-    fn begin_chunks(&self, node: &Node, serving: Arc<Serving>) -> Result<Opened> {
+    fn begin_chunks(&self, opening: &Opening, serving: Arc<Serving>) -> Result<Opened> {
         match serving.file() {
             Some(file) => self.cache.note_open(file),
             None => self.stats.bypass_opens.inc(),
         }
-        self.begin(node, Mode::Cached, serving)
+        self.begin(opening, Mode::Cached, serving)
     }
 
     /// RELEASE: one handle less.

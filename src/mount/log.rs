@@ -8,30 +8,35 @@ use std::io::{IsTerminal, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::{self, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-/// Says things on the terminal. `level` is a level or a filter in the form of `tracing`'s `EnvFilter`.
+/// Says things on the terminal. `level` is a level or levels of modules (`warn,warmfs::fs=debug`).
 pub fn to_terminal(level: &str) {
-    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter(level)));
     // Colours are for people: under a service manager this is a file.
     let colours = std::io::stderr().is_terminal();
-    let _ = builder.with_ansi(colours).with_target(false).with_writer(std::io::stderr).try_init();
+    let layer = fmt::layer().with_ansi(colours).with_target(false).with_writer(std::io::stderr);
+    let _ = tracing_subscriber::registry().with(layer.with_filter(filter(level))).try_init();
 }
 
 /// Writes into `path`, whose directory is made if it is missing.
 pub fn to_file(level: &str, path: &Path, bytes_max: u64) -> Result<()> {
     let log = BoundedLog::open(path, bytes_max)?;
-    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(filter(level)));
-    let _ = builder.with_ansi(false).with_target(false).with_writer(log).try_init();
+    let layer = fmt::layer().with_ansi(false).with_target(false).with_writer(log);
+    let _ = tracing_subscriber::registry().with(layer.with_filter(filter(level))).try_init();
     Ok(())
 }
 
 /// A bare level is about us; the libraries below stay at warnings.
-fn filter(level: &str) -> String {
+fn filter(level: &str) -> Targets {
     let bare = level.chars().all(|c| c.is_ascii_alphabetic());
     // The FUSE library reports each reply that found its client gone, which is no news; what ends a session it returns.
-    if bare { format!("warn,fuser=off,warmfs={level}") } else { level.to_string() }
+    let text = if bare { format!("warn,fuser=off,warmfs={level}") } else { level.to_string() };
+    // The configuration has read it before.
+    text.parse().unwrap_or_else(|_| Targets::new().with_default(tracing::Level::WARN))
 }
 
 /// A file that never takes more than twice its limit.
@@ -148,7 +153,12 @@ mod tests {
 
     #[test]
     fn a_bare_level_is_about_us() {
-        assert_eq!(filter("debug"), "warn,fuser=off,warmfs=debug");
-        assert_eq!(filter("warmfs::fs=trace,info"), "warmfs::fs=trace,info");
+        let enabled = |text: &str, target: &str, level| filter(text).would_enable(target, &level);
+        use tracing::Level;
+        assert!(enabled("debug", "warmfs::fs", Level::DEBUG) && !enabled("debug", "warmfs", Level::TRACE));
+        assert!(enabled("debug", "redb", Level::WARN) && !enabled("debug", "redb", Level::INFO));
+        assert!(!enabled("debug", "fuser", Level::ERROR));
+        assert!(enabled("warmfs::fs=trace,info", "warmfs::fs::open", Level::TRACE));
+        assert!(!enabled("warmfs::fs=trace,info", "warmfs::cache", Level::DEBUG));
     }
 }
