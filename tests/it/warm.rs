@@ -113,3 +113,24 @@ fn two_warm_ups_of_the_same_files_fetch_each_once() {
     }
     assert_eq!(world.stats().backing_bytes_read.get(), reports[0].bytes_total);
 }
+
+/// Goal: a file that was read while there was no room for it lies in RAM; once there is room, a warm-up puts it on the SSD.
+#[test]
+fn what_lies_in_ram_is_put_on_the_ssd_once_there_is_room() {
+    let options =
+        Options { bytes_max: 4 * MIB, ram_window_bytes: 8 * MIB, evict: false, ..Options::default() };
+    let world = World::with(options);
+    (0..3).for_each(|n| drop(world.put(&format!("d/f{n}"), MIB, n)));
+    world.put("g", 2 * MIB, 9);
+    let warm = |paths: &[&str]| world.cache().warm(plan(paths), &mut |_| true).unwrap().0;
+    assert!(warm(&["d"]).is_all_warm());
+    world.read("g").unwrap();
+    assert!(world.cache().ram_bytes() >= 2 * MIB);
+    let full = warm(&["g"]);
+    assert_eq!((full.files_warm, full.files_without_room), (0, 1), "{full:?}");
+    assert!(full.failed[0].contains("the eviction policy makes none"), "{full:?}");
+    for n in 0..2 {
+        world.evict(&format!("d/f{n}"));
+    }
+    assert!(warm(&["g"]).is_all_warm());
+}

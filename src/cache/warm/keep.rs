@@ -83,6 +83,8 @@ impl Keeper {
 enum Again {
     Changed(Attr),
     Unsettled,
+    /// There was room, and it is not there all the same.
+    NotWritten,
     Failed(Error),
 }
 
@@ -111,7 +113,7 @@ impl Cache {
             ErrorKind::NotFound => Kept::Not(Reason::Unknown),
             _ => Kept::Not(Reason::Failed(e.to_string())),
         };
-        let mut seen = None;
+        let (mut seen, mut reason) = (None, Reason::Changing);
         for _ in 0..TRIES {
             let attr = match seen.take().map_or_else(|| self.source.stat(path), Ok) {
                 Ok(attr) => attr,
@@ -121,13 +123,18 @@ impl Cache {
                 Ok(kept) => return kept,
                 Err(Again::Changed(now)) => seen = Some(now),
                 Err(Again::Unsettled) => std::thread::sleep(SETTLE),
+                Err(Again::NotWritten) => {
+                    reason = Reason::Failed(
+                        "not written: the cache's disk is at fault, see the daemon's log".into(),
+                    );
+                }
                 Err(Again::Failed(e)) => return failed(e),
             }
             if keeper.job.is_stopped() {
                 return Kept::Stopped;
             }
         }
-        Kept::Not(Reason::Changing)
+        Kept::Not(reason)
     }
 
     fn keep_version(&self, path: &Path, attr: &Attr, keeper: &Keeper, tell: Tell<'_>) -> Result<Kept, Again> {
@@ -141,13 +148,17 @@ impl Cache {
             pin: None,
             warm_job: Some(keeper.job.id()),
         };
-        if let Some(file) = self.get(want.id, &want.version)
-            && matches!(file.place(), Place::Ssd { .. })
-            && file.is_complete()
-        {
+        match self.get(want.id, &want.version) {
             // Another has filled it since it was looked at.
-            tell(attr.size, 0);
-            return Ok(Kept::Warm { first: self.warms.claim(&file, &keeper.job, true) });
+            Some(file) if matches!(file.place(), Place::Ssd { .. }) && file.is_complete() => {
+                tell(attr.size, 0);
+                return Ok(Kept::Warm { first: self.warms.claim(&file, &keeper.job, true) });
+            }
+            // Once there was no room for it. Who reads it goes on.
+            Some(file) if matches!(file.place(), Place::Ram(_)) => {
+                self.ram.remove(want.id);
+            }
+            _ => {}
         }
         match self.is_small(attr.size) {
             true => self.keep_small(&want, keeper, tell),
@@ -165,18 +176,19 @@ impl Cache {
                 keeper.sleep_until(due);
                 Ok(kept)
             }
-            _ => Ok(self.not_kept(evicts)),
+            _ => self.not_kept(keeper, evicts, (disk_bytes(want.version.size), 1)),
         }
     }
 
     fn keep_large(&self, want: &Want, keeper: &Keeper, tell: Tell<'_>) -> Result<Kept, Again> {
         let evicts = keeper.job.may_evict();
         let serving = self.begin_blocking(want)?;
-        let Some(file) = serving.file() else { return Ok(self.not_kept(evicts)) };
+        let Some(file) = serving.file() else { return self.not_kept(keeper, evicts, (0, 1)) };
         self.warms.claim(file, &keeper.job, false);
         let missing = |chunks: ChunkRange| missing_bytes(file, chunks);
-        let Some(mut room) = self.make_room(missing(file.all()).1, 0, Some(keeper.job.id())) else {
-            return Ok(self.not_kept(evicts));
+        let all = missing(file.all()).1;
+        let Some(mut room) = self.make_room(all, 0, Some(keeper.job.id())) else {
+            return self.not_kept(keeper, evicts, (all, 0));
         };
         let step_chunks = keeper.step_chunks();
         for start in (0..file.all().end).step_by(step_chunks as usize) {
@@ -189,7 +201,7 @@ impl Cache {
             room.shrink(on_disk);
             let due = keeper.book(bytes);
             if !self.ensure_blocking(&serving, step)? {
-                return Ok(self.not_kept(evicts));
+                return self.not_kept(keeper, evicts, (on_disk, 0));
             }
             tell(step.bytes(file.size()).len(), bytes);
             keeper.sleep_until(due);
@@ -205,19 +217,21 @@ impl Cache {
         Ok(Kept::Warm { first: self.warms.claim(file, &keeper.job, true) })
     }
 
-    /// Why nothing could be kept. `evicted`: others made room for it where they could.
-    fn not_kept(&self, evicted: bool) -> Kept {
-        Kept::Not(if self.ssd.is_resting() {
+    /// Why nothing could be kept that takes so many bytes and files. `evicted`: others made room where they could.
+    fn not_kept(&self, keeper: &Keeper, evicted: bool, (bytes, files): (u64, u64)) -> Result<Kept, Again> {
+        Ok(Kept::Not(if self.ssd.is_resting() {
             Reason::Failed("the cache's disk is at fault: see its log".into())
         } else if self.dir.is_closed() {
             Reason::Failed("the daemon is stopping".into())
         } else if !evicted {
-            return Kept::Later;
+            return Ok(Kept::Later);
+        } else if self.make_room(bytes, files, Some(keeper.job.id())).is_some() {
+            return Err(Again::NotWritten);
         } else if self.policy.lock().makes_room() {
             Reason::NoRoom
         } else {
             Reason::Refused
-        })
+        }))
     }
 
     /// [`Cache::fill`] for a thread that may block.
