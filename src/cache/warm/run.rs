@@ -45,6 +45,8 @@ enum Event {
         path: Vec<u8>,
         bytes: u64,
         counted: u64,
+        /// Nothing else was being filled.
+        alone: bool,
         kept: Kept,
     },
     /// Who looked has died.
@@ -88,6 +90,9 @@ struct Run<'a> {
     full: Option<Reason>,
     /// What is free is filled; the rest waits until it is known whom to spare.
     waits: bool,
+    /// One found no room while others were being filled, and what they push out is free only when they are done: one at a
+    /// time, until one has found room.
+    narrow: bool,
     /// Files that were warm at some time, each once.
     warmed: u64,
     report: WarmReport,
@@ -140,6 +145,7 @@ impl<'a> Run<'a> {
             filling: 0,
             full: None,
             waits: false,
+            narrow: false,
             warmed: 0,
             report: WarmReport { counting: true, ..WarmReport::default() },
             meter: Meter::default(),
@@ -215,7 +221,7 @@ impl<'a> Run<'a> {
     fn hand_out_fills(&mut self) -> Result<()> {
         let mut counted_off = 0;
         while !self.waits
-            && self.filling < 2 * self.jobs
+            && self.filling < if self.narrow { 1 } else { 2 * self.jobs }
             && counted_off < COUNTED_OFF_MAX
             && let Some(record) = self.fills.pop(self.cache)?
         {
@@ -234,8 +240,10 @@ impl<'a> Run<'a> {
     fn fill(&mut self, path: Vec<u8>, bytes: u64) {
         let (cache, keeper, events) = (self.cache.clone(), self.keeper.clone(), self.events.clone());
         let died = Kept::Not(Reason::Failed("the thread that filled it died".into()));
-        let ticket = self.ticket(Event::Filled { path: path.clone(), bytes, counted: 0, kept: died });
+        let ticket =
+            self.ticket(Event::Filled { path: path.clone(), bytes, counted: 0, alone: false, kept: died });
         let busy = self.cache.warms.busy();
+        let alone = self.narrow && self.filling == 0;
         self.filling += 1;
         self.fillers.submit(Box::new(move || {
             let _busy = busy;
@@ -244,7 +252,7 @@ impl<'a> Run<'a> {
                 counted += bytes;
                 let _ = events.send(Event::Fetched { bytes, fetched });
             });
-            ticket.end_with(Event::Filled { path, bytes, counted, kept });
+            ticket.end_with(Event::Filled { path, bytes, counted, alone, kept });
         }));
     }
 
@@ -259,9 +267,17 @@ impl<'a> Run<'a> {
                 self.looking -= 1;
                 sights.into_iter().try_for_each(|sight| self.see(sight))?;
             }
-            Event::Filled { path, bytes, counted, kept } => {
+            Event::Filled { path, bytes, counted, alone, kept } => {
                 self.filling -= 1;
-                self.note_kept(&path, bytes, counted, kept)?;
+                self.narrow &= !(alone && matches!(kept, Kept::Warm { .. }));
+                match kept {
+                    Kept::Not(Reason::NoRoom | Reason::Refused) if !alone && self.full.is_none() => {
+                        self.narrow = true;
+                        self.report.later(counted);
+                        self.queue(&path, bytes)?;
+                    }
+                    kept => self.note_kept(&path, bytes, counted, kept)?,
+                }
             }
             Event::LookerDied => {
                 self.looking -= 1;
