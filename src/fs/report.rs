@@ -28,6 +28,8 @@ impl Fs {
             // Seconds since 1970; null before the first pass of this cache has ended.
             ("scrub_last_pass_s", json!(self.cache.scrub().last_pass_s())),
             ("scrub_waiting_files", json!(self.cache.scrub().waiting())),
+            ("warm_jobs", json!(self.cache.warms().running())),
+            ("warming", self.cache.warms().figures()),
             ("nodes", json!(self.nodes.len())),
             ("names_ahead_queue", json!(ahead_waiting)),
             ("names_kept_dirs", json!(self.kept.gauges().0)),

@@ -30,3 +30,4 @@ mod space;
 mod tools;
 mod users;
 mod walks;
+mod warm;

@@ -148,7 +148,8 @@ impl Cache {
             // It is fetched as it is read, and whole when it is read in order.
             return Fetched::Done;
         }
-        let want = Want { id, version, path: path.to_path_buf(), pin: None, ahead: Some(tally.clone()) };
+        let (path, ahead) = (path.to_path_buf(), Some(tally.clone()));
+        let want = Want { id, version, path, pin: None, ahead, warm_job: None };
         match self.fill_blocking(&want) {
             Ok(Served::Source(_)) => Fetched::NoRoom,
             Ok(Served::File(_)) | Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,
