@@ -12,10 +12,10 @@ use super::{Epoch, Eviction, Lru, Subject};
 use crate::types::GroupId;
 use std::collections::{HashMap, VecDeque};
 
-/// Files in the sample: 4,000 know a hit ratio to about 0.01.
-const FILES_MAX: usize = 8192;
+/// Files in the sample: of even use 4,000 know a hit ratio to about 0.01.
+const FILES_MAX: usize = 16_384;
 /// Uses in the sample, 8 bytes each.
-const USES_MAX: usize = 256 << 10;
+const USES_MAX: usize = 512 << 10;
 /// With fewer files the sample says little: then uses go and not files.
 const FILES_MIN: usize = 2048;
 
