@@ -362,7 +362,7 @@ fn an_open_costs_little() {
     let mut desk = Desk::new(Box::new(Epoch::new()), trace.bytes() / 2);
     trace.files[..n as usize / 2].iter().for_each(|file| desk.inserted(file));
     let ns = cpu_ns(|| {
-        trace.opens.iter().zip(0..).for_each(|(&at, n)| desk.opened(&trace.files[at as usize], true, n))
+        trace.opens.iter().zip(0..).for_each(|(&at, n)| _ = desk.opened(&trace.files[at as usize], true, n))
     });
     println!("{} ns for an open", ns / opens);
     assert!(ns / opens < 3000, "{} ns", ns / opens);
