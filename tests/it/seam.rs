@@ -212,7 +212,7 @@ const ROOMS: [u64; 2] = [64 * MIB, 200_000];
 fn faults(side: Side, op: Op) -> Vec<Fault> {
     let errnos = [Errno::IO, Errno::NOSPC, Errno::ROFS, Errno::MFILE, Errno::NOMEM, Errno::INTR];
     let mut all: Vec<_> = errnos.into_iter().map(Fault::Errno).collect();
-    if matches!(op, Op::Read | Op::ReadCached | Op::RingRead | Op::Write | Op::RingWrite) {
+    if matches!(op, Op::Read | Op::ReadCached | Op::ReadAgain | Op::RingRead | Op::Write | Op::RingWrite) {
         all.push(Fault::Short);
     }
     if side == Side::Ssd && matches!(op, Op::Read | Op::ReadCached) {
