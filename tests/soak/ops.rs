@@ -209,7 +209,11 @@ fn map(stage: &Stage, tree: &Tree, counts: &Counts, dice: &mut Dice) -> Result<u
     let entry = &tree.files[dice.below(SIZES.small) as usize];
     let look = entry.look(TTL);
     let fail = |e: std::io::Error| format!("map {}: {e}", entry.path.display());
-    let file = File::open(stage.mnt().join(&entry.path)).map_err(fail)?;
+    let file = match File::open(stage.mnt().join(&entry.path)) {
+        // Overwritten in place at both of the kernel's tries.
+        Err(e) if e.raw_os_error() == Some(libc::ESTALE) && entry.changed_since(look) => return Ok(1),
+        other => other.map_err(fail)?,
+    };
     let map = Map::new(&file, libc::MAP_SHARED).map_err(fail)?;
     entry.judge(look, &map)?;
     counts.maps.fetch_add(1, Ordering::Relaxed);
@@ -334,6 +338,8 @@ fn finish(
     let mut last = sample(stage, daemon, start, 0)?;
     while (last.fds > base.fds || last.threads > base.threads + 1) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(200));
+        // The kernel says a moment late that a file was closed: one that was open is still here.
+        stage.ask(&Request::Evict { paths: vec![rel(Path::new(""))] })?;
         last = sample(stage, daemon, start, 0)?;
         alive(start);
     }
