@@ -38,7 +38,7 @@ pub use fill::{FillError, Served, Want};
 pub use read::Serving;
 
 use crate::backing::Source;
-use crate::policy::{Desk, Eviction, Subject};
+use crate::policy::{Desk, Eviction, Subject, Tier};
 use crate::stats::Stats;
 use crate::store::dir::Swept;
 use crate::store::index::Loaded;
@@ -196,7 +196,12 @@ impl Cache {
     /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
     pub fn note_open(&self, file: &CacheFile, cached: bool) {
         self.note_use(file);
-        self.tell_policy(&subject(file), cached);
+        let from = match (cached, file.place()) {
+            (false, _) => Tier::Source,
+            (true, crate::store::Place::Ssd { .. }) => Tier::Ssd,
+            (true, crate::store::Place::Ram(_)) => Tier::Ram,
+        };
+        self.tell_policy(&subject(file), from);
     }
 
     /// Somebody has opened the file, for the file's own sake.
@@ -207,8 +212,8 @@ impl Cache {
         }
     }
 
-    fn tell_policy(&self, file: &Subject, cached: bool) {
-        let scout = self.policy.lock().opened(file, cached, self.now_ms());
+    fn tell_policy(&self, file: &Subject, from: Tier) {
+        let scout = self.policy.lock().opened(file, from, self.now_ms());
         if let Some(group) = scout {
             self.prefetch.send_scout(group);
         }
@@ -218,7 +223,15 @@ impl Cache {
     /// this open when it decides whether to keep the file.
     pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
         let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
-        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, cached);
+        let from = if cached { Tier::Ssd } else { Tier::Source };
+        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, from);
+    }
+
+    /// A reader of the file at `path` has waited so long for the source.
+    pub fn note_waited(&self, path: &Path, waited: Duration) {
+        let mut policy = self.policy.lock();
+        let group = policy.groups().peek(path.as_os_str().as_bytes());
+        policy.waited(group, waited.as_micros() as u64);
     }
 
     /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.

@@ -9,6 +9,7 @@
 //! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
 //! | [`show`] | tables, progress, JSON |
+//! | `epochs` | the part of `stats` that tells of epochs |
 //!
 //! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage.
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod args;
 pub mod ask;
 pub mod demo;
 pub mod doctor;
+mod epochs;
 pub mod mount;
 pub mod show;
 

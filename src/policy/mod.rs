@@ -51,11 +51,22 @@ pub struct Subject {
     pub bytes: u64,
 }
 
+/// Where the bytes of a file are when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// All of them on the SSD.
+    Ssd,
+    /// All of them in the RAM window.
+    Ram,
+    /// Some of them only in the source.
+    Source,
+}
+
 /// One open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// No byte of the source was needed.
-    pub cached: bool,
+    /// Where the file was.
+    pub from: Tier,
     /// The same file was opened a moment before: both are one use of it.
     pub again: bool,
     /// Milliseconds since some moment in the past.
