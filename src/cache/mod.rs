@@ -195,21 +195,26 @@ impl Cache {
 
     /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
     pub fn note_open(&self, file: &CacheFile, cached: bool) {
-        self.note_use(file);
+        let was_ahead = self.note_use(file);
         let from = match (cached, file.place()) {
             (false, _) => Tier::Source,
             (true, crate::store::Place::Ssd { .. }) => Tier::Ssd,
             (true, crate::store::Place::Ram(_)) => Tier::Ram,
         };
         self.tell_policy(&subject(file), from);
+        if was_ahead || !cached {
+            self.guess_after(file.path());
+        }
     }
 
-    /// Somebody has opened the file, for the file's own sake.
-    pub fn note_use(&self, file: &CacheFile) {
+    /// Somebody has opened the file, for the file's own sake. Says whether it was fetched ahead of that.
+    pub fn note_use(&self, file: &CacheFile) -> bool {
         file.count_hit();
-        if file.end_ahead() {
+        let was_ahead = file.end_ahead();
+        if was_ahead {
             self.ram.used(file.id());
         }
+        was_ahead
     }
 
     fn tell_policy(&self, file: &Subject, from: Tier) {
@@ -225,6 +230,9 @@ impl Cache {
         let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
         let from = if cached { Tier::Ssd } else { Tier::Source };
         self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, from);
+        if !cached {
+            self.guess_after(path.as_os_str().as_bytes());
+        }
     }
 
     /// A reader of the file at `path` has waited so long for the source.

@@ -507,6 +507,7 @@ impl Fs {
                     if let Some(file) = serving.file() {
                         fs.cache.note_use(file);
                     }
+                    fs.cache.guess_ends(&serving);
                     reply(fs.begin_chunks(&opening, serving));
                 }
                 Err(FillError::Changed(now)) => fs.open_changed(opening, &now, reply),

@@ -3,6 +3,7 @@
 //! The eviction, the epochs and the sample are apart from each other; what they share, the data set of a path and what is
 //! one use of a file, is found out here.
 
+use super::detect::{Detector, Detectors};
 use super::epochs::Epochs;
 use super::groups::Groups;
 use super::rings::{self, Outcome, Rings, Turn};
@@ -18,6 +19,7 @@ pub struct Desk {
     uses: RecentUses,
     epochs: Epochs,
     rings: Rings,
+    detectors: Detectors,
     sample: Sample,
 }
 
@@ -31,6 +33,7 @@ impl Desk {
             uses: RecentUses::default(),
             epochs: Epochs::default(),
             rings: Rings::default(),
+            detectors: Detectors::default(),
             sample: Sample::default(),
         }
     }
@@ -64,6 +67,11 @@ impl Desk {
     /// A reader of a file of `group`, which may have been given out long ago, has waited so long for the source.
     pub fn waited(&mut self, group: GroupId, us: u64) {
         self.epochs.waited(self.groups.current(group), us);
+    }
+
+    /// As [`Detectors::opened`].
+    pub fn expected_after(&mut self, path: &[u8]) -> Vec<(Detector, Vec<u8>)> {
+        self.detectors.opened(path)
     }
 
     /// What the scout of a data set, which was sent out in its epoch `number`, is to do now.

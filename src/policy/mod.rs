@@ -4,6 +4,7 @@
 //!
 //! | file | its part |
 //! |---|---|
+//! | [`detect`] | what a few opens or reads say of the next: shards, siblings, ends, strides |
 //! | [`desk`] | what one mount knows: every event enters here once |
 //! | [`groups`] | which data set a path belongs to |
 //! | [`uses`] | opens of a file close together are one use of it |
@@ -21,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 pub mod desk;
+pub mod detect;
 pub mod epoch;
 pub mod epochs;
 pub mod groups;

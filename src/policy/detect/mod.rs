@@ -1,0 +1,79 @@
+//! Detectors: what a few opens or reads say of those that come next.
+//!
+//! | file | sees | guesses |
+//! |---|---|---|
+//! | [`shards`] | two shards opened in their order | the next one, then the next two |
+//! | [`siblings`] | files of one stem that are opened together | the other file of the next pair |
+//! | [`ends`] | a large archive that is opened | its head, and the directory at its end |
+//! | [`strides`] | reads at the same distance inside a large file | the next few |
+//!
+//! A detector is allowed to be wrong; a wrong guess costs a request to the source. [`is_worth`] says whether one is right
+//! often enough to go on. The first two see only opens that the cache had not foreseen (misses, and files that were fetched
+//! ahead), so that a warm file costs nothing. What is fetched for a guess, and when, is `cache::prefetch`'s.
+
+pub mod ends;
+pub mod shards;
+pub mod siblings;
+pub mod strides;
+
+use shards::Shards;
+use siblings::Siblings;
+
+/// Who has guessed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detector {
+    /// [`shards`]
+    Shards,
+    /// [`siblings`]
+    Siblings,
+    /// [`ends`]
+    Ends,
+    /// [`strides`]
+    Strides,
+}
+
+/// How many detectors there are.
+pub const DETECTORS: usize = 4;
+
+/// Guesses that may be open or wrong before any has come true.
+const CREDIT: u64 = 16;
+
+/// Of this many guesses one is tried even by a detector that was wrong too often: the job may be another by now.
+const RETRY_EVERY: u64 = 32;
+
+/// Whether a detector may guess once more, for the `turn`th time, of whose guesses so many came true, came to nothing and
+/// are still open.
+pub fn is_worth(used: u64, wasted: u64, unused: u64, turn: u64) -> bool {
+    // Of ten, nine must come true in the long run.
+    wasted * 10 + unused * 4 <= used * 2 + CREDIT * 4 || (unused < CREDIT && turn.is_multiple_of(RETRY_EVERY))
+}
+
+/// The detectors that see whole files.
+#[derive(Default)]
+pub struct Detectors {
+    shards: Shards,
+    siblings: Siblings,
+}
+
+impl Detectors {
+    /// The file at `path` was opened, and was not here before or only because it was fetched ahead. Gives the paths of those
+    /// that are expected next.
+    pub fn opened(&mut self, path: &[u8]) -> Vec<(Detector, Vec<u8>)> {
+        let shards = self.shards.opened(path).into_iter().map(|path| (Detector::Shards, path));
+        let siblings = self.siblings.opened(path).into_iter().map(|path| (Detector::Siblings, path));
+        shards.chain(siblings).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_detector_has_credit_and_then_must_be_right() {
+        assert!(is_worth(0, 0, 0, 1) && is_worth(0, 0, 15, 1) && !is_worth(0, 0, 17, 1));
+        assert!(!is_worth(0, 7, 0, 1), "seven wrong of seven");
+        assert!(is_worth(0, 7, 0, 32) && !is_worth(0, 7, 16, 32), "tried now and then");
+        assert!(is_worth(1000, 100, 100, 1) && !is_worth(1000, 250, 0, 1));
+    }
+}
