@@ -202,8 +202,9 @@ impl Cache {
             (true, crate::store::Place::Ram(_)) => Tier::Ram,
         };
         self.tell_policy(&subject(file), from);
-        if was_ahead || !cached {
-            self.guess_after(file.path());
+        if was_ahead {
+            self.guess_siblings(file.path());
+            self.guess_shards(file.path());
         }
     }
 
@@ -230,8 +231,12 @@ impl Cache {
         let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
         let from = if cached { Tier::Ssd } else { Tier::Source };
         self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, from);
-        if !cached {
-            self.guess_after(path.as_os_str().as_bytes());
+        if cached {
+            return;
+        }
+        self.guess_siblings(path.as_os_str().as_bytes());
+        if self.is_small(size) {
+            self.guess_shards(path.as_os_str().as_bytes());
         }
     }
 

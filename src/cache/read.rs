@@ -704,6 +704,9 @@ impl Cache {
         if wants_all && !partial.file.is_complete() {
             self.fill_in_background(serving);
         }
+        if wants_all {
+            self.guess_shards(partial.file.path());
+        }
         partial.end_ahead(chunks);
         let places = partial.strides.lock().note(range, partial.file.size());
         if !places.is_empty() {

@@ -3,7 +3,8 @@
 //! The eviction, the epochs and the sample are apart from each other; what they share, the data set of a path and what is
 //! one use of a file, is found out here.
 
-use super::detect::{Detector, Detectors};
+use super::detect::shards::Shards;
+use super::detect::siblings::Siblings;
 use super::epochs::Epochs;
 use super::groups::Groups;
 use super::rings::{self, Outcome, Rings, Turn};
@@ -19,7 +20,8 @@ pub struct Desk {
     uses: RecentUses,
     epochs: Epochs,
     rings: Rings,
-    detectors: Detectors,
+    shards: Shards,
+    siblings: Siblings,
     sample: Sample,
 }
 
@@ -33,7 +35,8 @@ impl Desk {
             uses: RecentUses::default(),
             epochs: Epochs::default(),
             rings: Rings::default(),
-            detectors: Detectors::default(),
+            shards: Shards::default(),
+            siblings: Siblings::default(),
             sample: Sample::default(),
         }
     }
@@ -69,9 +72,14 @@ impl Desk {
         self.epochs.waited(self.groups.current(group), us);
     }
 
-    /// As [`Detectors::opened`].
-    pub fn expected_after(&mut self, path: &[u8]) -> Vec<(Detector, Vec<u8>)> {
-        self.detectors.opened(path)
+    /// As [`Shards::read`].
+    pub fn shards_after(&mut self, path: &[u8]) -> Vec<Vec<u8>> {
+        self.shards.read(path)
+    }
+
+    /// As [`Siblings::opened`].
+    pub fn siblings_of(&mut self, path: &[u8]) -> Vec<Vec<u8>> {
+        self.siblings.opened(path)
     }
 
     /// What the scout of a data set, which was sent out in its epoch `number`, is to do now.

@@ -1,10 +1,10 @@
-//! What detectors expect ([`crate::policy::detect`]) is fetched here: whole files after an open, chunks of a file that is
+//! What detectors expect ([`crate::policy::detect`]) is fetched here: whole files after an open or after one that was read, chunks of a file that is
 //! open after a read.
 //!
 //! On few threads of its own, each guess behind the readers, with a tally for each detector: one whose guesses come to nothing
 //! is not listened to. A guess that finds too many before it is dropped; it would come too late.
 
-use super::Cache;
+use super::{Cache, Large};
 use crate::cache::Serving;
 use crate::cache::read::Room;
 use crate::policy::detect::{Detector, ends, is_worth};
@@ -20,11 +20,21 @@ use std::sync::{Arc, Weak};
 const GUESSES_MAX: usize = 32;
 
 impl Cache {
-    /// The file at `path` was opened and was not here, or only because it was fetched ahead: fetches what is expected next.
-    pub(in crate::cache) fn guess_after(&self, path: &[u8]) {
+    /// The file at `path`, which was not here, or only because it was fetched ahead, is read whole: fetches the next shards.
+    pub(in crate::cache) fn guess_shards(&self, path: &[u8]) {
+        self.guess_files(Detector::Shards, || self.policy.lock().shards_after(path));
+    }
+
+    /// Such a file was opened: fetches what is read together with it.
+    pub(in crate::cache) fn guess_siblings(&self, path: &[u8]) {
+        self.guess_files(Detector::Siblings, || self.policy.lock().siblings_of(path));
+    }
+
+    fn guess_files(&self, detector: Detector, expected: impl FnOnce() -> Vec<Vec<u8>>) {
         let Some(cache) = self.prefetch.cache.get().and_then(Weak::upgrade) else { return };
-        let expected = self.policy.lock().expected_after(path);
-        for (detector, path) in expected {
+        // Of a large sibling perhaps a few bytes are wanted; a shard is expected to be read whole as those before it were.
+        let large = if detector == Detector::Shards { Large::Fetched } else { Large::Left };
+        for path in expected() {
             if !self.may_guess(detector) {
                 continue;
             }
@@ -32,7 +42,7 @@ impl Cache {
             self.prefetch.guesses.submit(Box::new(move || {
                 let tally = cache.prefetch.detector(detector);
                 // No room: then it is left to its readers.
-                let _ = cache.fetch_if_absent(&path, &tally, |_| true);
+                let _ = cache.fetch_if_absent(&path, &tally, large, |_| true);
             }));
         }
     }

@@ -68,6 +68,16 @@ enum Fetched {
     NoRoom,
 }
 
+/// What becomes of a large file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Large {
+    /// It is fetched whole.
+    Fetched,
+    /// It is fetched as it is read, and whole when it is read in order: who has opened many such files may have looked at
+    /// a few bytes of each.
+    Left,
+}
+
 /// One more in a count while this lives.
 struct Counted<'a>(&'a AtomicUsize);
 
@@ -153,7 +163,7 @@ impl Cache {
 
     /// Fetches a file that nobody has asked for, if it is a regular file that is not here and was not read in this epoch.
     fn fetch_ahead(&self, path: &Path, group: GroupId, tally: &Arc<Tally>) -> Fetched {
-        self.fetch_if_absent(path, tally, |id| {
+        self.fetch_if_absent(path, tally, Large::Left, |id| {
             self.reading(|desk| desk.epochs().state(group, id) != FileState::Read)
         })
     }
@@ -163,6 +173,7 @@ impl Cache {
         &self,
         path: &Path,
         tally: &Arc<Tally>,
+        large: Large,
         is_wanted: impl FnOnce(FileId) -> bool,
     ) -> Fetched {
         let fetching = self.prefetch.give_way();
@@ -173,6 +184,9 @@ impl Cache {
         }
         let id = self.source.file_id(path, &attr);
         let version = self.source.version(&attr);
+        if large == Large::Left && !self.is_small(attr.size) {
+            return Fetched::Done;
+        }
         if !is_wanted(id) || self.get(id, &version).is_some() {
             return Fetched::Done;
         }

@@ -2,22 +2,19 @@
 //!
 //! | file | sees | guesses |
 //! |---|---|---|
-//! | [`shards`] | two shards opened in their order | the next one, then the next two |
+//! | [`shards`] | two shards read in their order | the next one, then the next two |
 //! | [`siblings`] | files of one stem that are opened together | the other file of the next pair |
 //! | [`ends`] | a large archive that is opened | its head, and the directory at its end |
 //! | [`strides`] | reads at the same distance inside a large file | the next few |
 //!
 //! A detector is allowed to be wrong; a wrong guess costs a request to the source. [`is_worth`] says whether one is right
-//! often enough to go on. The first two see only opens that the cache had not foreseen (misses, and files that were fetched
-//! ahead), so that a warm file costs nothing. What is fetched for a guess, and when, is `cache::prefetch`'s.
+//! often enough to go on. The first two see only files were not here, or only because they were fetched
+//! ahead, so that a warm file costs nothing. What is fetched for a guess, and when, is `cache::prefetch`'s.
 
 pub mod ends;
 pub mod shards;
 pub mod siblings;
 pub mod strides;
-
-use shards::Shards;
-use siblings::Siblings;
 
 /// Who has guessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,23 +43,6 @@ const RETRY_EVERY: u64 = 32;
 pub fn is_worth(used: u64, wasted: u64, unused: u64, turn: u64) -> bool {
     // Of ten, nine must come true in the long run.
     wasted * 10 + unused * 4 <= used * 2 + CREDIT * 4 || (unused < CREDIT && turn.is_multiple_of(RETRY_EVERY))
-}
-
-/// The detectors that see whole files.
-#[derive(Default)]
-pub struct Detectors {
-    shards: Shards,
-    siblings: Siblings,
-}
-
-impl Detectors {
-    /// The file at `path` was opened, and was not here before or only because it was fetched ahead. Gives the paths of those
-    /// that are expected next.
-    pub fn opened(&mut self, path: &[u8]) -> Vec<(Detector, Vec<u8>)> {
-        let shards = self.shards.opened(path).into_iter().map(|path| (Detector::Shards, path));
-        let siblings = self.siblings.opened(path).into_iter().map(|path| (Detector::Siblings, path));
-        shards.chain(siblings).collect()
-    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
-//! Shards are numbered, and readers that open two in order open the next: `part-00001-of-01024.parquet`,
-//! `train-000123.tar`.
+//! Shards are numbered, and readers that go through two in order go on to the next: `part-00001-of-01024.parquet`,
+//! `train-000123.tar`. To open a shard is not to go through it: who looks at the directory of each large file wants none of
+//! them whole. So it counts as read when it is known to be wanted whole.
 
 use std::collections::VecDeque;
 
@@ -19,16 +20,16 @@ struct Family {
     guessed: u64,
 }
 
-/// The families that were opened last.
+/// The families that were read last.
 #[derive(Default)]
 pub struct Shards {
-    /// The one that was opened last is at the end.
+    /// The one that was read last is at the end.
     families: VecDeque<Family>,
 }
 
 impl Shards {
-    /// A file was opened. Gives the shards that are expected next and were not guessed yet.
-    pub fn opened(&mut self, path: &[u8]) -> Vec<Vec<u8>> {
+    /// A file is read whole. Gives the shards that are expected next and were not guessed yet.
+    pub fn read(&mut self, path: &[u8]) -> Vec<Vec<u8>> {
         let Some((before, digits, after)) = split(path) else { return Vec::new() };
         let Some(number) = std::str::from_utf8(digits).ok().and_then(|digits| digits.parse::<u64>().ok())
         else {
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     fn guesses(shards: &mut Shards, path: &str) -> Vec<String> {
-        shards.opened(path.as_bytes()).into_iter().map(|path| String::from_utf8(path).unwrap()).collect()
+        shards.read(path.as_bytes()).into_iter().map(|path| String::from_utf8(path).unwrap()).collect()
     }
 
     #[test]
@@ -98,7 +99,7 @@ mod tests {
         let name = |n: u32| format!("c4/part-{n:05}-of-01024.parquet");
         assert!(guesses(&mut shards, &name(8)).is_empty());
         assert_eq!(guesses(&mut shards, &name(9)), [name(10)]);
-        assert!(guesses(&mut shards, &name(9)).is_empty(), "opened twice");
+        assert!(guesses(&mut shards, &name(9)).is_empty(), "once more");
         assert_eq!(guesses(&mut shards, &name(10)), [name(11), name(12)]);
         assert_eq!(guesses(&mut shards, &name(11)), [name(13)]);
         assert!(guesses(&mut shards, &name(500)).is_empty(), "elsewhere");
