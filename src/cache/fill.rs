@@ -12,6 +12,7 @@ use crate::policy::Subject;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, Tally, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,15 @@ pub struct Want {
     pub pin: Option<Pin>,
     /// Nobody has asked for it: it takes room that is free, and its bytes are counted here.
     pub ahead: Option<Arc<Tally>>,
+    /// The warm-up that wants it: kept on the SSD or not at all.
+    pub warm_job: Option<NonZeroU32>,
+}
+
+impl Want {
+    /// Who the policy is to find a place for: what an operator wants needs no reason.
+    fn asks<'a>(&self, candidate: &'a Subject) -> Option<&'a Subject> {
+        self.warm_job.is_none().then_some(candidate)
+    }
 }
 
 /// Where the file can be read now.
@@ -84,6 +94,9 @@ impl Cache {
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
+        if want.warm_job.is_some() {
+            return Ok(Served::Source(opened));
+        }
         match self.fill_ram(want, &opened) {
             Ok(file) => Ok(Served::File(file)),
             Err(Stop::Source(error)) => Err(error),
@@ -121,7 +134,7 @@ impl Cache {
         }
         let candidate = self.candidate(want);
         let room = match want.ahead {
-            None => self.make_room(&candidate, candidate.bytes, 1),
+            None => self.make_room(want.asks(&candidate), candidate.bytes, 1, want.warm_job),
             Some(_) => self.room_to_spare(candidate.bytes, 1),
         };
         let room = room.ok_or(Stop::NoRoom)?;
@@ -266,7 +279,8 @@ impl Cache {
             return None;
         }
         let candidate = self.candidate(want);
-        let room = self.admits(&candidate).then(|| self.make_room(&candidate, 0, 1));
+        let admitted = want.warm_job.is_some() || self.admits(&candidate);
+        let room = admitted.then(|| self.make_room(want.asks(&candidate), 0, 1, want.warm_job));
         let Some(room) = room.flatten() else {
             self.stats.cache_refusals.inc();
             return None;

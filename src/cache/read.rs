@@ -431,6 +431,7 @@ impl Cache {
             path: path_of(file).to_path_buf(),
             pin: None,
             ahead: None,
+            warm_job: None,
         };
         match self.open_version(&want) {
             Ok(opened) => Ok(opened),
@@ -583,8 +584,9 @@ impl Cache {
         }
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
+        let warm_job = file.warmed_by().map(|(job, _)| job);
         let room = match room {
-            Room::Made => self.make_room(&subject(file), bytes, 0),
+            Room::Made => self.make_room(warm_job.is_none().then_some(&subject(file)), bytes, 0, warm_job),
             Room::Spare => match self.room_to_spare(bytes, 0) {
                 Some(room) => Some(room),
                 None => return Ok(false),

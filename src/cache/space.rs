@@ -2,19 +2,28 @@
 //! file is not worth it.
 
 use super::Cache;
+use super::warm::jobs::is_spared;
 use crate::policy::Subject;
 use crate::store::budget::Refusal;
 use crate::store::{Reservation, disk_bytes};
 use crate::types::CHUNK_BYTES;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 /// The file system is asked for its free space at most this often; in between, what we reserve is subtracted.
 const FREE_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Cache {
-    /// Takes `bytes` and `files` from the budget for `candidate`, evicting as the policy says. `None` if there is no room
-    /// to be had for it.
-    pub(super) fn make_room(&self, candidate: &Subject, bytes: u64, files: u64) -> Option<Reservation> {
+    /// Takes `bytes` and `files` from the budget for `candidate`, evicting as the policy says. Without a candidate, for
+    /// what an operator wants, the least of all goes; for a warm-up nothing that warm-ups are at. `None` if there is no
+    /// room to be had.
+    pub(super) fn make_room(
+        &self,
+        candidate: Option<&Subject>,
+        bytes: u64,
+        files: u64,
+        warm_job: Option<NonZeroU32>,
+    ) -> Option<Reservation> {
         if bytes > self.settings.bytes_max {
             return None;
         }
@@ -28,7 +37,7 @@ impl Cache {
             if self.budget.wait_for_leaving() {
                 continue;
             }
-            if self.budget.is_leaving_full() || !self.evict_one(Some(candidate)) {
+            if self.budget.is_leaving_full() || !self.evict_one(candidate, warm_job) {
                 return None;
             }
             if refusal == Refusal::FreeSpace {
@@ -54,15 +63,17 @@ impl Cache {
 
     /// Evicts until the budget holds, as after a restart with a smaller one.
     pub(super) fn shrink_to_budget(&self) {
-        while self.budget.is_over() && self.evict_one(None) {}
+        while self.budget.is_over() && self.evict_one(None, None) {}
     }
 
     /// Evicts what the policy names for this candidate. `false` if it names nothing.
-    fn evict_one(&self, candidate: Option<&Subject>) -> bool {
+    fn evict_one(&self, candidate: Option<&Subject>, warm_job: Option<NonZeroU32>) -> bool {
+        let Some(spared) = self.warms.spared_by(warm_job) else { return false };
         let (file, chosen) = {
             let mut policy = self.policy.lock();
             let mut chosen = None;
             let id = policy.victim(candidate, &mut |id| match self.files.get(id) {
+                Some(file) if is_spared(&file, &spared) => true,
                 Some(file) if file.retire() => {
                     chosen = Some(file);
                     false

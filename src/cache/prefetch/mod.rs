@@ -190,7 +190,8 @@ impl Cache {
         if !is_wanted(id) || self.get(id, &version).is_some() {
             return Fetched::Done;
         }
-        let want = Want { id, version, path: path.to_path_buf(), pin: None, ahead: Some(tally.clone()) };
+        let (path, ahead) = (path.to_path_buf(), Some(tally.clone()));
+        let want = Want { id, version, path, pin: None, ahead, warm_job: None };
         if !self.is_small(attr.size) {
             drop(fetching);
             return self.fetch_large(&want, tally);
