@@ -208,7 +208,7 @@ impl Cache {
         self.tell_policy(&subject(file), from);
         if was_ahead {
             self.guess_siblings(file.path());
-            self.guess_shards(file.path());
+            self.guess_shards(file.path(), file.size());
         }
     }
 
@@ -240,7 +240,7 @@ impl Cache {
         }
         self.guess_siblings(path.as_os_str().as_bytes());
         if self.is_small(size) {
-            self.guess_shards(path.as_os_str().as_bytes());
+            self.guess_shards(path.as_os_str().as_bytes(), size);
         }
     }
 

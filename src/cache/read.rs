@@ -707,7 +707,7 @@ impl Cache {
             self.fill_in_background(serving);
         }
         if wants_all {
-            self.guess_shards(partial.file.path());
+            self.guess_shards(partial.file.path(), partial.file.size());
         }
         partial.end_ahead(chunks);
         let places = partial.strides.lock().note(range, partial.file.size());

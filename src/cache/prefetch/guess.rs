@@ -7,6 +7,7 @@
 use super::{Cache, Large};
 use crate::cache::Serving;
 use crate::cache::read::Room;
+use crate::policy::detect::shards::is_shard;
 use crate::policy::detect::{Detector, ends, is_worth};
 use crate::store::{Chunk, disk_bytes};
 use crate::types::sync::atomic::Ordering;
@@ -21,7 +22,10 @@ const GUESSES_MAX: usize = 32;
 
 impl Cache {
     /// The file at `path`, which was not here, or only because it was fetched ahead, is read whole: fetches the next shards.
-    pub(in crate::cache) fn guess_shards(&self, path: &[u8]) {
+    pub(in crate::cache) fn guess_shards(&self, path: &[u8], size: u64) {
+        if !is_shard(size) {
+            return;
+        }
         self.guess_files(Detector::Shards, || self.policy.lock().shards_after(path));
     }
 

@@ -2,6 +2,7 @@
 //! `train-000123.tar`. To open a shard is not to go through it: who looks at the directory of each large file wants none of
 //! them whole. So it counts as read when it is known to be wanted whole.
 
+use crate::types::CHUNK_BYTES;
 use std::collections::VecDeque;
 
 /// Families of shards that are watched at the same time: each worker of a data loader may be in another one.
@@ -10,6 +11,11 @@ const FAMILIES_MAX: usize = 64;
 const DEPTH_MAX: u64 = 2;
 /// A number of more digits is none that counts shards.
 const DIGITS_MAX: usize = 12;
+
+/// Whether a file of this size may be a shard. Smaller ones are samples, whose numbers say little about what comes next.
+pub fn is_shard(size: u64) -> bool {
+    size > CHUNK_BYTES
+}
 
 /// Files that differ in one number only.
 struct Family {
