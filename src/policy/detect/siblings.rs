@@ -26,9 +26,17 @@ struct Parts<'a> {
 /// How the second file's path is made of the first one's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Change {
-    /// The directory that differs, counted from the top, and what it is in both.
-    dir: Option<(usize, Box<[u8]>, Box<[u8]>)>,
+    dir: Option<DirChange>,
     ext: (Box<[u8]>, Box<[u8]>),
+}
+
+/// The one directory that differs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct DirChange {
+    /// Counted from the top.
+    at: usize,
+    from: Box<[u8]>,
+    to: Box<[u8]>,
 }
 
 struct Rule {
@@ -117,7 +125,8 @@ impl Change {
             return None;
         }
         let mut differ = (0..first.dirs.len()).filter(|&at| first.dirs[at] != second.dirs[at]);
-        let dir = differ.next().map(|at| (at, first.dirs[at].into(), second.dirs[at].into()));
+        let change = |at: usize| DirChange { at, from: first.dirs[at].into(), to: second.dirs[at].into() };
+        let dir = differ.next().map(change);
         let one = differ.next().is_none() && (dir.is_some() || first.ext != second.ext);
         one.then(|| Self { dir, ext: (first.ext.into(), second.ext.into()) })
     }
@@ -128,7 +137,7 @@ impl Change {
             return None;
         }
         let mut dirs = first.dirs.clone();
-        if let Some((at, from, to)) = &self.dir {
+        if let Some(DirChange { at, from, to }) = &self.dir {
             let dir = dirs.get_mut(*at).filter(|dir| ***dir == **from)?;
             *dir = to;
         }
