@@ -296,7 +296,7 @@ impl Cache {
         let whole = unseen.map_or(range, |index| chunk_range(index, file.size()));
         let Ok(fd) = self.open_data(file) else { return Some(then) };
         with_buffer(whole.len() as usize, |buffer| {
-            match self.dir.io().read_cached(&*fd, buffer, whole.start) {
+            match self.dir.io().read_cached(&*fd, buffer, whole.start, unseen.is_none()) {
                 Ok(n) if n as u64 == whole.len() => {}
                 _ => return Some(then),
             }
@@ -364,21 +364,39 @@ impl Cache {
     /// From the data file, which has everything; from the source if the SSD fails.
     fn read_file(&self, serving: &Serving, range: ByteRange, then: ReadDone) {
         let Some(file) = serving.file() else { return self.read_source(serving, range, then) };
-        // Found damaged since it was opened, or now.
-        if file.need(range.chunks()).is_some() || !self.look_first(serving, file, range.chunks()) {
+        let chunks = range.chunks();
+        // Found damaged since it was opened.
+        if file.need(chunks).is_some() {
             return self.read_source(serving, range, then);
         }
         let Ok(fd) = self.open_data(file) else { return self.read_source(serving, range, then) };
-        with_buffer(range.len() as usize, |buffer| {
-            match self.dir.io().read_exact(&*fd, buffer, range.start) {
-                Ok(()) => then(Ok(buffer)),
-                Err(errno) => {
-                    self.ssd_failed(&Error::os("read", escape_bytes(file.path()), errno.raw_os_error()));
-                    self.drop_file(file);
-                    self.read_source_into(serving, range, buffer, then);
-                }
+        // Chunks that are new are read whole and looked at. In one read: the bytes that are told are those that were looked at.
+        let is_new = serving.first_unseen(chunks).is_some();
+        let whole = if is_new { chunks.bytes(file.size()) } else { range };
+        let mut then = Some(then);
+        let read = with_buffer(whole.len() as usize, |buffer| {
+            let io = self.dir.io();
+            match is_new {
+                true => io.read_exact(&*fd, buffer, whole.start)?,
+                false => io.read_again(&*fd, buffer, whole.start)?,
             }
+            if !is_new || are_right(serving, file, chunks, buffer) {
+                let start = (range.start - whole.start) as usize;
+                let then = then.take().expect("not taken before");
+                then(Ok(&buffer[start..start + range.len() as usize]));
+            }
+            Ok(())
         });
+        let Some(then) = then else { return };
+        match read {
+            // A look of its own tells whether it is the disk's and counts it.
+            Ok(()) => _ = self.look_first(serving, file, chunks),
+            Err::<(), Errno>(errno) => {
+                self.ssd_failed(&Error::os("read", escape_bytes(file.path()), errno.raw_os_error()));
+                self.drop_file(file);
+            }
+        }
+        self.read_source(serving, range, then);
     }
 
     /// From the source, if it still is what was opened.
@@ -716,6 +734,20 @@ impl Cache {
             self.guess_chunks(serving, Detector::Strides, chunks.collect());
         }
     }
+}
+
+/// Whether these are the bytes of `chunks`; they are marked as seen.
+fn are_right(serving: &Serving, file: &CacheFile, chunks: ChunkRange, bytes: &[u8]) -> bool {
+    let base = chunks.bytes(file.size()).start;
+    (chunks.start..chunks.end).all(|index| {
+        let range = chunk_range(index, file.size());
+        let (start, end) = ((range.start - base) as usize, (range.end - base) as usize);
+        let right = is_hash_of(file.chunk(index), &bytes[start..end]);
+        if right {
+            serving.mark_seen(index);
+        }
+        right
+    })
 }
 
 fn is_hash_of(chunk: Chunk, bytes: &[u8]) -> bool {

@@ -196,7 +196,10 @@ mod tests {
         let names: BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
         let variables: BTreeSet<_> = KEYS.iter().map(Key::variable).collect();
         assert_eq!((names.len(), variables.len()), (KEYS.len(), KEYS.len()));
-        assert_eq!(sections(), ["cache", "mount", "metadata", "source", "scrub", "inspect", "log"]);
+        assert_eq!(
+            sections(),
+            ["cache", "mount", "metadata", "source", "prefetch", "scrub", "inspect", "log"]
+        );
         assert!(!variables.contains("WARMFS_LOG"));
     }
 

@@ -422,8 +422,8 @@ impl Fs {
     /// The source has not what we thought it had: what is known of the name is old.
     fn open_failed(self: &Arc<Self>, opening: Opening, error: Error, reply: Reply<Opened>) {
         if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::Stale) {
-            if opening.held.is_some() {
-                // As above: it was not our file that was not found.
+            if opening.held.is_some() && opening.tries > 1 {
+                // As above: it may not have been our file that was not found.
                 return self.open_anew(opening, reply);
             }
             self.doubt(&opening.node);

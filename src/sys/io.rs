@@ -48,6 +48,8 @@ pub enum Op {
     Read,
     /// preadv2 that does not wait for a disk.
     ReadCached,
+    /// The same two, of bytes that were read and compared with their checksum a moment before: they come from the page cache.
+    ReadAgain,
     /// A read by io_uring.
     RingRead,
     /// pwrite.
@@ -240,13 +242,18 @@ impl Io {
 
     /// Reads at `offset`; may be short, 0 only at the end.
     pub fn read(&self, fd: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        let call = Call::transfer(Op::Read, fd.as_fd(), offset, buffer.len());
+        self.read_as(Op::Read, fd, buffer, offset)
+    }
+
+    fn read_as(&self, op: Op, fd: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
+        let call = Call::transfer(op, fd.as_fd(), offset, buffer.len());
         self.run_read(call, buffer, |buffer| rustix::io::pread(&fd, buffer, offset))
     }
 
-    /// Reads at `offset` what is in the page cache; EAGAIN if nothing is.
-    pub fn read_cached(&self, fd: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<usize> {
-        let call = Call::transfer(Op::ReadCached, fd.as_fd(), offset, buffer.len());
+    /// Reads at `offset` what is in the page cache; EAGAIN if nothing is. `again`: the bytes were looked at before.
+    pub fn read_cached(&self, fd: impl AsFd, buffer: &mut [u8], offset: u64, again: bool) -> Result<usize> {
+        let op = if again { Op::ReadAgain } else { Op::ReadCached };
+        let call = Call::transfer(op, fd.as_fd(), offset, buffer.len());
         self.run_read(call, buffer, |buffer| {
             let mut parts = [std::io::IoSliceMut::new(buffer)];
             rustix::io::preadv2(&fd, &mut parts, offset, ReadWriteFlags::NOWAIT)
@@ -262,9 +269,18 @@ impl Io {
 
     /// Reads exactly `buffer`; an end before that is EIO.
     pub fn read_exact(&self, fd: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read_exact_as(Op::Read, fd, buffer, offset)
+    }
+
+    /// The same of bytes that were looked at before.
+    pub fn read_again(&self, fd: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<()> {
+        self.read_exact_as(Op::ReadAgain, fd, buffer, offset)
+    }
+
+    fn read_exact_as(&self, op: Op, fd: impl AsFd, buffer: &mut [u8], offset: u64) -> Result<()> {
         let mut moved = 0;
         while moved < buffer.len() {
-            match self.read(&fd, &mut buffer[moved..], offset + moved as u64)? {
+            match self.read_as(op, &fd, &mut buffer[moved..], offset + moved as u64)? {
                 0 => return Err(Errno::IO),
                 n => moved += n,
             }

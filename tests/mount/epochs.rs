@@ -81,8 +81,15 @@ fn train(policy: &str) -> Vec<Epoch> {
     // What the index may take beside the files is a budget's, too.
     let index_bytes = 1 << 20;
     let capacity = blocks / 2 + index_bytes;
-    let flags =
-        ["--cache-size", &capacity.to_string(), "--evict-policy", policy, "-o", "cache.ram_window=256KiB"];
+    let flags = [
+        "--cache-size",
+        &capacity.to_string(),
+        "--evict-policy",
+        policy,
+        "--no-prefetch",
+        "-o",
+        "cache.ram_window=256KiB",
+    ];
     let world = World::new(&flags);
     for n in 0..FILES {
         world.put(&name(n), size(n), n.into());
