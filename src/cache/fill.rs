@@ -6,7 +6,7 @@
 use super::Cache;
 use super::engine::{Copy, CopyError};
 use super::flight::Waiter;
-use super::read::{Opened, Serving};
+use super::read::{Opened, Room, Serving};
 use crate::backing::Pin;
 use crate::policy::Subject;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, Tally, disk_bytes};
@@ -61,7 +61,7 @@ pub enum FillError {
 }
 
 /// Chunks per step of a fill in the background: 8 MiB, what the engine keeps in flight at most.
-const STEP_CHUNKS: u32 = 8;
+pub(super) const STEP_CHUNKS: u32 = 8;
 
 impl Cache {
     /// Makes the file readable and then calls `then`, on this thread or, when another fills it already, on that one.
@@ -129,7 +129,7 @@ impl Cache {
     }
 
     fn fill_ssd(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
-        if self.ssd.is_resting() || self.dir.is_closed() {
+        if !self.may_write() {
             return Err(Stop::NoRoom);
         }
         let candidate = self.candidate(want);
@@ -275,7 +275,7 @@ impl Cache {
     }
 
     fn create_sparse(&self, want: &Want) -> Option<FileUse> {
-        if self.ssd.is_resting() || self.dir.is_closed() {
+        if !self.may_write() {
             return None;
         }
         let candidate = self.candidate(want);
@@ -285,6 +285,16 @@ impl Cache {
             self.stats.cache_refusals.inc();
             return None;
         };
+        self.put_sparse(want, room).map(|(used, _)| used)
+    }
+
+    /// Whether the SSD is to be tried at all.
+    pub(super) fn may_write(&self) -> bool {
+        !self.ssd.is_resting() && !self.dir.is_closed()
+    }
+
+    /// A file of which nothing is here yet, and whether it is a new one: another may have begun it at the same time.
+    pub(super) fn put_sparse(&self, want: &Want, room: Reservation) -> Option<(FileUse, bool)> {
         let create = || -> Result<u64> {
             let (number, fd) = self.dir.create()?;
             self.dir.io().set_len(&fd, want.version.size).map_err(|e| {
@@ -298,11 +308,14 @@ impl Cache {
                 let chunks = vec![Chunk::Missing; chunk_count(want.version.size) as usize];
                 let path = want.path.as_os_str().as_bytes();
                 let file = CacheFile::new(want.id, want.version, path, Place::Ssd { number }, chunks, room);
+                if let Some(tally) = &want.ahead {
+                    file.set_ahead(tally.fetched(0));
+                }
                 let (used, first) = self.publish_or_join(&file)?;
                 if !first && let Err(e) = self.dir.remove(number) {
                     self.ssd_failed(&e);
                 }
-                Some(used)
+                Some((used, first))
             }
             Err(e) => {
                 self.ssd_failed(&e);
@@ -325,7 +338,7 @@ impl Cache {
         for start in (0..file.all().end).step_by(STEP_CHUNKS as usize) {
             let step = ChunkRange { start, end: (start + STEP_CHUNKS).min(file.all().end) };
             // No room or no SSD: there is no point in going on.
-            if !self.ensure_blocking(serving, step)? || !progress(step.bytes(file.size()).len()) {
+            if !self.ensure_blocking(serving, step, Room::Made)? || !progress(step.bytes(file.size()).len()) {
                 break;
             }
         }

@@ -40,7 +40,7 @@ pub use fill::{FillError, Served, Want};
 pub use read::Serving;
 
 use crate::backing::Source;
-use crate::policy::{Desk, Eviction, Subject};
+use crate::policy::{Desk, Eviction, Subject, Tier};
 use crate::stats::Stats;
 use crate::store::dir::Swept;
 use crate::store::index::Loaded;
@@ -199,20 +199,31 @@ impl Cache {
 
     /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
     pub fn note_open(&self, file: &CacheFile, cached: bool) {
-        self.note_use(file);
-        self.tell_policy(&subject(file), cached);
-    }
-
-    /// Somebody has opened the file, for the file's own sake.
-    pub fn note_use(&self, file: &CacheFile) {
-        file.count_hit();
-        if file.end_ahead() {
-            self.ram.used(file.id());
+        let was_ahead = self.note_use(file);
+        let from = match (cached, file.place()) {
+            (false, _) => Tier::Source,
+            (true, crate::store::Place::Ssd { .. }) => Tier::Ssd,
+            (true, crate::store::Place::Ram(_)) => Tier::Ram,
+        };
+        self.tell_policy(&subject(file), from);
+        if was_ahead {
+            self.guess_siblings(file.path());
+            self.guess_shards(file.path(), file.size());
         }
     }
 
-    fn tell_policy(&self, file: &Subject, cached: bool) {
-        let scout = self.policy.lock().opened(file, cached, self.now_ms());
+    /// Somebody has opened the file, for the file's own sake. Says whether it was fetched ahead of that.
+    pub fn note_use(&self, file: &CacheFile) -> bool {
+        file.count_hit();
+        let was_ahead = file.end_ahead();
+        if was_ahead {
+            self.ram.used(file.id());
+        }
+        was_ahead
+    }
+
+    fn tell_policy(&self, file: &Subject, from: Tier) {
+        let scout = self.policy.lock().opened(file, from, self.now_ms());
         if let Some(group) = scout {
             self.prefetch.send_scout(group);
         }
@@ -222,7 +233,22 @@ impl Cache {
     /// this open when it decides whether to keep the file.
     pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
         let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
-        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, cached);
+        let from = if cached { Tier::Ssd } else { Tier::Source };
+        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, from);
+        if cached {
+            return;
+        }
+        self.guess_siblings(path.as_os_str().as_bytes());
+        if self.is_small(size) {
+            self.guess_shards(path.as_os_str().as_bytes(), size);
+        }
+    }
+
+    /// A reader of the file at `path` has waited so long for the source.
+    pub fn note_waited(&self, path: &Path, waited: Duration) {
+        let mut policy = self.policy.lock();
+        let group = policy.groups().peek(path.as_os_str().as_bytes());
+        policy.waited(group, waited.as_micros() as u64);
     }
 
     /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.

@@ -14,6 +14,9 @@ use super::pool::Pool;
 use super::{Cache, abandoned, subject};
 use crate::backing::{Look, SourceFile};
 use crate::policy::StreamTracker;
+use crate::policy::detect::Detector;
+use crate::policy::detect::strides::StrideTracker;
+use crate::store::Ahead;
 use crate::store::file::Need;
 use crate::store::{CacheFile, Chunk, FileUse, Place, Reservation, disk_bytes};
 use crate::sys::clock::file_time;
@@ -99,6 +102,9 @@ pub struct Partial {
     seen: Seen,
     source: Mutex<Option<Opened>>,
     tracker: Mutex<StreamTracker>,
+    strides: Mutex<StrideTracker>,
+    /// Chunks that were fetched before they were read; what is left when the file is closed was fetched in vain.
+    ahead: Mutex<Vec<(ChunkIndex, Ahead)>>,
 }
 
 impl Partial {
@@ -106,13 +112,41 @@ impl Partial {
     pub fn version(&self) -> FileVersion {
         self.file.version()
     }
+
+    /// A chunk is about to be fetched before it is read.
+    pub(super) fn add_ahead(&self, index: ChunkIndex, ahead: Ahead) {
+        self.ahead.lock().push((index, ahead));
+    }
+
+    /// These chunks are read.
+    fn end_ahead(&self, chunks: ChunkRange) {
+        let mut ahead = self.ahead.lock();
+        let read = ahead.extract_if(.., |(index, _)| (chunks.start..chunks.end).contains(index));
+        read.for_each(|(_, ahead)| ahead.used());
+    }
+}
+
+/// Where the room for chunks comes from.
+#[derive(Clone, Copy)]
+pub(super) enum Room {
+    /// From what is free, and from what the policy gives up for them.
+    Made,
+    /// From what is free: nobody has asked for them.
+    Spare,
 }
 
 impl Serving {
     /// A copy in the making; its source is opened when it is first needed, unless it is already.
     pub fn partial(file: FileUse, source: Option<Opened>) -> Self {
         let seen = Seen::none_of(&file);
-        Self::Partial(Partial { file, seen, source: Mutex::new(source), tracker: Mutex::default() })
+        Self::Partial(Partial {
+            file,
+            seen,
+            source: Mutex::new(source),
+            tracker: Mutex::default(),
+            strides: Mutex::default(),
+            ahead: Mutex::default(),
+        })
     }
 
     /// A complete copy that is read through us.
@@ -466,7 +500,10 @@ impl Cache {
                     }));
                 })
             };
-            let end = match self.step(&serving, chunks, waiter) {
+            let reader = self.prefetch.reader();
+            let step = self.step(&serving, chunks, Room::Made, waiter);
+            drop(reader);
+            let end = match step {
                 Step::Again => continue,
                 Step::Waiting => return,
                 Step::Ready => Ok(true),
@@ -479,11 +516,11 @@ impl Cache {
     }
 
     /// The same for a thread that may block: fills in the background and `warm`.
-    pub(super) fn ensure_blocking(&self, serving: &Serving, chunks: ChunkRange) -> Result<bool> {
+    pub(super) fn ensure_blocking(&self, serving: &Serving, chunks: ChunkRange, room: Room) -> Result<bool> {
         loop {
             let (tx, rx) = std::sync::mpsc::sync_channel(1);
             let waiter = || -> Waiter<Result<()>> { Box::new(move |landed| drop(tx.send(landed))) };
-            match self.step(serving, chunks, waiter) {
+            match self.step(serving, chunks, room, waiter) {
                 Step::Again => continue,
                 Step::Ready => return Ok(true),
                 Step::Bypass => return Ok(false),
@@ -497,6 +534,7 @@ impl Cache {
         &self,
         serving: &Serving,
         chunks: ChunkRange,
+        room: Room,
         waiter: impl FnOnce() -> Waiter<Result<()>>,
     ) -> Step {
         let Serving::Partial(partial) = serving else { return Step::Ready };
@@ -525,7 +563,7 @@ impl Cache {
                     let Some(lead) = self.chunks.try_lead((number, index)) else { break };
                     leads.push(lead);
                 }
-                self.fetch(serving, partial, extent.start, leads)
+                self.fetch(serving, extent.start, leads, room)
             }
         }
     }
@@ -534,12 +572,12 @@ impl Cache {
     fn fetch(
         &self,
         serving: &Serving,
-        partial: &Partial,
         start: ChunkIndex,
         leads: Vec<Lead<(u64, ChunkIndex), Result<()>>>,
+        room: Room,
     ) -> Step {
         let extent = ChunkRange { start, end: start + leads.len() as u32 };
-        let step = match self.copy_extent(serving, partial, extent) {
+        let step = match self.copy_extent(serving, extent, room) {
             Ok(true) => Step::Again,
             Ok(false) => Step::Bypass,
             Err(e) => Step::Failed(e),
@@ -554,7 +592,8 @@ impl Cache {
     }
 
     /// Copies chunks and marks them present. `false`: the SSD has no room or is at fault.
-    fn copy_extent(&self, serving: &Serving, partial: &Partial, extent: ChunkRange) -> Result<bool> {
+    fn copy_extent(&self, serving: &Serving, extent: ChunkRange, room: Room) -> Result<bool> {
+        let Serving::Partial(partial) = serving else { return Ok(true) };
         let file = &partial.file;
         // Some may have landed between the look and the lead, and what is here is being read: it is not written again.
         let Some(Need::Fetch(extent)) = file.need(extent) else { return Ok(true) };
@@ -564,8 +603,14 @@ impl Cache {
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
         let warm_job = file.warmed_by().map(|(job, _)| job);
-        let Some(room) = self.make_room(warm_job.is_none().then_some(&subject(file)), bytes, 0, warm_job)
-        else {
+        let room = match room {
+            Room::Made => self.make_room(warm_job.is_none().then_some(&subject(file)), bytes, 0, warm_job),
+            Room::Spare => match self.room_to_spare(bytes, 0) {
+                Some(room) => Some(room),
+                None => return Ok(false),
+            },
+        };
+        let Some(room) = room else {
             self.stats.cache_refusals.inc();
             return Ok(false);
         };
@@ -666,7 +711,8 @@ impl Cache {
         }
     }
 
-    /// Lets the tracker see the read, and fills the whole file in the background once it is wanted.
+    /// Lets the trackers see the read, fills the whole file in the background once it is wanted, and fetches what is expected
+    /// next.
     fn watch_stream(self: &Arc<Self>, serving: &Arc<Serving>, range: ByteRange) {
         let Serving::Partial(partial) = &**serving else { return };
         let chunks = range.chunks();
@@ -677,6 +723,15 @@ impl Cache {
         let wants_all = partial.tracker.lock().note(chunks, missing, partial.file.all().end);
         if wants_all && !partial.file.is_complete() {
             self.fill_in_background(serving);
+        }
+        if wants_all {
+            self.guess_shards(partial.file.path(), partial.file.size());
+        }
+        partial.end_ahead(chunks);
+        let places = partial.strides.lock().note(range, partial.file.size());
+        if !places.is_empty() {
+            let chunks = places.iter().flat_map(|place| place.chunks().start..place.chunks().end);
+            self.guess_chunks(serving, Detector::Strides, chunks.collect());
         }
     }
 }

@@ -1,6 +1,7 @@
 //! `stats`, `status`, `evict`, `verify`: asking a running mount through its control socket and its xattrs.
 
 use super::Failure;
+use super::epochs;
 use super::show::{Progress, files, print_json, table};
 use crate::cache::verify::VerifyReport;
 use crate::cache::warm::WarmReport;
@@ -35,6 +36,7 @@ pub fn stats(path: &Path, watch: bool, json: bool) -> Result<(), Failure> {
 
 fn print_stats(stats: &Value) -> bool {
     let Value::Object(map) = stats else { return true };
+    let figures = map.iter().filter(|(name, _)| !name.starts_with("epochs"));
     let row = |(name, value): (&String, &Value)| {
         let shown = match value.as_u64() {
             Some(n) if name.contains("bytes") => format!("{n} ({})", show_size(n)),
@@ -47,7 +49,7 @@ fn print_stats(stats: &Value) -> bool {
         };
         vec![name.clone(), shown]
     };
-    table(&["name", "value"], &map.iter().map(row).collect::<Vec<_>>())
+    table(&["name", "value"], &figures.map(row).collect::<Vec<_>>()) && epochs::print(&stats["epochs"])
 }
 
 /// One line a second: what happened since the last.
@@ -55,18 +57,24 @@ fn print_watch(before: Option<&Value>, now: &Value) -> bool {
     let get = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
     let since = |name: &str| get(now, name) - before.map_or(get(now, name), |b| get(b, name));
     if before.is_none() {
-        return say!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
+        return say!(
+            "opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached              epochs"
+        );
     }
     say!(
-        "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {} of {}",
+        "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {:18}  {}",
         since("opens"),
         since("passthrough_opens"),
         since("misses"),
         show_size(since("backing_bytes_read")),
         show_size(since("ssd_bytes_written")),
         since("evictions"),
-        show_size(get(now, "cache_used_bytes")),
-        show_size(get(now, "cache_capacity_bytes")),
+        format!(
+            "{} of {}",
+            show_size(get(now, "cache_used_bytes")),
+            show_size(get(now, "cache_capacity_bytes"))
+        ),
+        epochs::since(&before.unwrap_or(&Value::Null)["epochs"], &now["epochs"]),
     )
 }
 

@@ -11,6 +11,7 @@
 //! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
 //! | [`show`] | tables, progress, JSON |
+//! | `epochs` | the part of `stats` that tells of epochs |
 //!
 //! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage, 130 a `warm` that was
 //! interrupted.
@@ -31,6 +32,7 @@ pub mod args;
 pub mod ask;
 pub mod demo;
 pub mod doctor;
+mod epochs;
 pub mod list;
 pub mod mount;
 pub mod show;

@@ -19,6 +19,7 @@
 //! | [`inside`] | `.warmfs/`, the directory that no listing shows |
 //! | [`watch`] | requests that wait for the source, and what happens when it is silent |
 //! | [`report`] | the figures, as JSON |
+//! | `epochs` | the part of them that tells of the epochs |
 //!
 #![doc = include_str!("SEMANTICS.md")]
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ pub mod acl;
 pub mod ahead;
 pub mod contested;
 pub mod dir;
+mod epochs;
 pub mod inside;
 pub mod kept;
 pub mod lookup;

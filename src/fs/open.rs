@@ -17,6 +17,7 @@ use crate::sys::clock::file_time;
 use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What is cached of the version that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,8 @@ struct Opening {
     node: Arc<Node>,
     /// The very file that was looked up, if it is held: the node stays at its version meanwhile.
     held: Option<Held>,
+    /// When the request came.
+    since: Instant,
     /// So often it may begin anew.
     tries: u32,
 }
@@ -96,7 +99,7 @@ struct Opening {
 impl Opening {
     fn new(node: Arc<Node>) -> Self {
         let held = Held::take(&node);
-        Self { node, held, tries: TRIES }
+        Self { node, held, since: Instant::now(), tries: TRIES }
     }
 }
 
@@ -364,7 +367,7 @@ impl Fs {
         let attr = opening.node.lock().attr;
         let want = self.want(&opening, &attr);
         self.cache.note_opening(want.id, &want.path, attr.size, doubtful.is_some());
-        let fs = self.clone();
+        let (fs, path) = (self.clone(), want.path.clone());
         self.cache.fill(
             want,
             Box::new(move |filled| match filled {
@@ -373,6 +376,9 @@ impl Fs {
                         matches!((&served, &doubtful), (Served::File(f), Some(d)) if Arc::ptr_eq(f, d));
                     let counter = if was_here { &fs.stats.hits } else { &fs.stats.misses };
                     counter.inc();
+                    if !was_here {
+                        fs.cache.note_waited(&path, opening.since.elapsed());
+                    }
                     if let Served::File(file) = &served {
                         fs.cache.note_use(file);
                     }
@@ -485,16 +491,18 @@ impl Fs {
             self.cache.note_open(&file, true);
             return reply(self.begin_chunks(&opening, Arc::new(Serving::partial(file, None))));
         }
-        let fs = self.clone();
         let want = self.want(&opening, &attr);
+        let (fs, path) = (self.clone(), want.path.clone());
         self.cache.note_opening(want.id, &want.path, attr.size, false);
         self.cache.begin_partial(
             &want,
             Box::new(move |begun| match begun {
                 Ok(serving) => {
+                    fs.cache.note_waited(&path, opening.since.elapsed());
                     if let Some(file) = serving.file() {
                         fs.cache.note_use(file);
                     }
+                    fs.cache.guess_ends(&serving);
                     reply(fs.begin_chunks(&opening, serving));
                 }
                 Err(FillError::Changed(now)) => fs.open_changed(opening, &now, reply),
@@ -573,10 +581,23 @@ impl Fs {
         });
         match serving.need(offset, len) {
             None => self.cache.read(&serving, offset, len, &self.local, done),
-            Some(Need::Fetch(_)) => self.cache.read(&serving, offset, len, &self.pool, done),
+            Some(Need::Fetch(_)) => {
+                let done = self.noting_the_wait(id, done);
+                self.cache.read(&serving, offset, len, &self.pool, done);
+            }
             Some(Need::Verify(_)) => return self.read_doubtful(serving, offset, len, done),
         }
         self.put_down(serving);
+    }
+
+    /// Of a read that needs the source: the time until its answer is what its reader waited.
+    fn noting_the_wait(self: &Arc<Self>, id: NodeId, done: ReadDone) -> ReadDone {
+        let Ok(node) = self.node(id) else { return done };
+        let (fs, since) = (self.clone(), Instant::now());
+        Box::new(move |result| {
+            fs.cache.note_waited(&node.path(), since.elapsed());
+            done(result);
+        })
     }
 
     /// Chunks that nobody has looked at since an unclean stop are verified first, for which the source is not needed;

@@ -3,12 +3,14 @@
 //! The eviction, the epochs and the sample are apart from each other; what they share, the data set of a path and what is
 //! one use of a file, is found out here.
 
+use super::detect::shards::Shards;
+use super::detect::siblings::Siblings;
 use super::epochs::Epochs;
 use super::groups::Groups;
 use super::rings::{self, Outcome, Rings, Turn};
 use super::sample::Sample;
 use super::uses::RecentUses;
-use super::{Access, Eviction, Subject};
+use super::{Access, Eviction, Subject, Tier};
 use crate::types::{FileId, GroupId};
 
 /// All decisions of one mount.
@@ -18,6 +20,8 @@ pub struct Desk {
     uses: RecentUses,
     epochs: Epochs,
     rings: Rings,
+    shards: Shards,
+    siblings: Siblings,
     sample: Sample,
 }
 
@@ -31,6 +35,8 @@ impl Desk {
             uses: RecentUses::default(),
             epochs: Epochs::default(),
             rings: Rings::default(),
+            shards: Shards::default(),
+            siblings: Siblings::default(),
             sample: Sample::default(),
         }
     }
@@ -47,11 +53,11 @@ impl Desk {
         group
     }
 
-    /// `file` was opened; `cached`: without a byte of the source. Its group may be one that was given out long ago. Gives a
+    /// `file` was opened, from there. Its group may be one that was given out long ago. Gives a
     /// data set if it should be fetched ahead from now on.
-    pub fn opened(&mut self, file: &Subject, cached: bool, now_ms: u64) -> Option<GroupId> {
+    pub fn opened(&mut self, file: &Subject, from: Tier, now_ms: u64) -> Option<GroupId> {
         let file = self.current(file);
-        let access = Access { cached, again: self.uses.is_again(file.id, now_ms), now_ms };
+        let access = Access { from, again: self.uses.is_again(file.id, now_ms), now_ms };
         self.eviction.accessed(&file, access);
         self.epochs.note(&file, access);
         if access.again {
@@ -59,6 +65,21 @@ impl Desk {
         }
         self.sample.used(&file, now_ms);
         self.rings.note(file.group, &self.epochs).then_some(file.group)
+    }
+
+    /// A reader of a file of `group`, which may have been given out long ago, has waited so long for the source.
+    pub fn waited(&mut self, group: GroupId, us: u64) {
+        self.epochs.waited(self.groups.current(group), us);
+    }
+
+    /// As [`Shards::read`].
+    pub fn shards_after(&mut self, path: &[u8]) -> Vec<Vec<u8>> {
+        self.shards.read(path)
+    }
+
+    /// As [`Siblings::opened`].
+    pub fn siblings_of(&mut self, path: &[u8]) -> Vec<Vec<u8>> {
+        self.siblings.opened(path)
     }
 
     /// What the scout of a data set, which was sent out in its epoch `number`, is to do now.

@@ -9,7 +9,7 @@
 //! Bounded: [`FILES_MAX`] files, of which each takes 16 bytes or less; the data set that was used longest ago is
 //! forgotten first, and one that is too large for it is not recognised.
 
-use super::{Access, Subject};
+use super::{Access, Subject, Tier};
 use crate::types::{FileId, GroupId};
 use std::collections::{HashMap, VecDeque};
 
@@ -52,10 +52,14 @@ pub struct EpochFigures {
     pub hits: u64,
     /// Uses that did.
     pub misses: u64,
-    /// Bytes of the files that were used without the source.
-    pub hit_bytes: u64,
-    /// Bytes of the files that were used with it.
-    pub miss_bytes: u64,
+    /// Bytes of the files that were used from the SSD, as [`Subject::bytes`].
+    pub ssd_bytes: u64,
+    /// Bytes of those that were used from the RAM window.
+    pub ram_bytes: u64,
+    /// Bytes of those for which the source was needed.
+    pub source_bytes: u64,
+    /// How long readers waited for the source, all of them together, microseconds.
+    pub source_wait_us: u64,
     /// When the first file was used, milliseconds as in [`Access::now_ms`].
     pub began_ms: u64,
     /// When the last was.
@@ -74,9 +78,11 @@ struct Mark {
 struct Use {
     fingerprint: u32,
     reread: bool,
-    cached: bool,
+    from: Tier,
     bytes: u64,
     at_ms: u64,
+    /// What was waited since, until the next use.
+    source_wait_us: u64,
 }
 
 #[derive(Default)]
@@ -116,7 +122,8 @@ impl Epochs {
         group.now.number = group.now.number.max(1);
         group.now.files_known += u64::from(state == FileState::Unknown);
         let reread = state == FileState::Read;
-        let one = Use { fingerprint, reread, cached: access.cached, bytes: file.bytes, at_ms: access.now_ms };
+        let (bytes, at_ms) = (file.bytes, access.now_ms);
+        let one = Use { fingerprint, reread, from: access.from, bytes, at_ms, source_wait_us: 0 };
         group.now.add(&one);
         group.run.push_back(one);
         if group.run.len() > RUN_MAX {
@@ -125,6 +132,16 @@ impl Epochs {
         let mark = Mark { group: file.group, epoch: group.now.number as u16 };
         self.files.insert(fingerprint, mark);
         group.has_ended() && self.begin(file.group)
+    }
+
+    /// A reader has waited so long for the source, for a file of `group` whose open was noted before.
+    pub fn waited(&mut self, group: GroupId, us: u64) {
+        let Some(group) = self.groups.get_mut(&group) else { return };
+        group.now.source_wait_us += us;
+        // It moves with its use if that turns out to be of the next epoch.
+        if let Some(last) = group.run.back_mut() {
+            last.source_wait_us += us;
+        }
     }
 
     /// The epoch of `group` has ended a few uses ago: those that began the next one are counted there.
@@ -238,24 +255,32 @@ impl EpochFigures {
             self.began_ms = one.at_ms;
         }
         self.last_ms = one.at_ms;
-        let (uses, bytes) = self.columns(one.cached);
+        let (uses, bytes) = self.columns(one.from);
         *uses += 1;
         *bytes += one.bytes;
+        self.source_wait_us += one.source_wait_us;
         *if one.reread { &mut self.rereads } else { &mut self.files_read } += 1;
     }
 
     fn take_back(&mut self, one: &Use) {
-        let (uses, bytes) = self.columns(one.cached);
+        let (uses, bytes) = self.columns(one.from);
         *uses -= 1;
         *bytes -= one.bytes;
+        self.source_wait_us -= one.source_wait_us;
         self.rereads -= 1;
         self.last_ms = self.last_ms.min(one.at_ms);
     }
 
-    fn columns(&mut self, cached: bool) -> (&mut u64, &mut u64) {
-        match cached {
-            true => (&mut self.hits, &mut self.hit_bytes),
-            false => (&mut self.misses, &mut self.miss_bytes),
+    /// Bytes of all files that were used.
+    pub fn bytes(&self) -> u64 {
+        self.ssd_bytes + self.ram_bytes + self.source_bytes
+    }
+
+    fn columns(&mut self, from: Tier) -> (&mut u64, &mut u64) {
+        match from {
+            Tier::Ssd => (&mut self.hits, &mut self.ssd_bytes),
+            Tier::Ram => (&mut self.hits, &mut self.ram_bytes),
+            Tier::Source => (&mut self.misses, &mut self.source_bytes),
         }
     }
 
@@ -268,8 +293,10 @@ impl EpochFigures {
         self.rereads += other.rereads;
         self.hits += other.hits;
         self.misses += other.misses;
-        self.hit_bytes += other.hit_bytes;
-        self.miss_bytes += other.miss_bytes;
+        self.ssd_bytes += other.ssd_bytes;
+        self.ram_bytes += other.ram_bytes;
+        self.source_bytes += other.source_bytes;
+        self.source_wait_us += other.source_wait_us;
     }
 }
 
@@ -286,7 +313,8 @@ mod tests {
     fn read(epochs: &mut Epochs, files: impl IntoIterator<Item = u64>) {
         for n in files {
             let now_ms = epochs.now(SET).map_or(0, |now| now.last_ms) + 10;
-            epochs.note(&file(n), Access { cached: n % 2 == 0, again: false, now_ms });
+            let from = if n % 2 == 0 { Tier::Ssd } else { Tier::Source };
+            epochs.note(&file(n), Access { from, again: false, now_ms });
         }
     }
 
@@ -308,10 +336,30 @@ mod tests {
         for (n, ended) in epochs.finished(SET).enumerate() {
             assert_eq!(ended.number as usize, n + 1);
             assert_eq!((ended.files_read, ended.rereads, ended.hits, ended.misses), (1000, 0, 500, 500));
-            assert_eq!((ended.hit_bytes, ended.miss_bytes), (50_000, 50_000));
+            assert_eq!((ended.ssd_bytes, ended.source_bytes), (50_000, 50_000));
         }
         assert!(epochs.is_recognised(SET));
         assert_eq!(epochs.finished(SET).count(), 4);
+    }
+
+    #[test]
+    fn bytes_by_tier_and_waits_are_of_the_epoch_that_they_belong_to() {
+        let mut epochs = Epochs::default();
+        let first = [Tier::Source; 100];
+        let second = [[Tier::Ssd; 60].as_slice(), &[Tier::Ram; 30], &[Tier::Source; 10]].concat();
+        for (epoch, tiers) in [first.as_slice(), &second].into_iter().enumerate() {
+            for (n, &from) in tiers.iter().enumerate() {
+                let now_ms = (epoch * 100 + n) as u64;
+                epochs.note(&file(n as u64), Access { from, again: false, now_ms });
+                epochs.waited(SET, 1 + epoch as u64);
+            }
+        }
+        epochs.waited(GroupId(77), 5);
+        let tiers = |e: &EpochFigures| (e.ssd_bytes, e.ram_bytes, e.source_bytes, e.source_wait_us);
+        let ended: Vec<_> = epochs.finished(SET).map(tiers).collect();
+        assert_eq!(ended, [(0, 0, 10_000, 100)]);
+        assert_eq!(epochs.now(SET).map(tiers), Some((6000, 3000, 1000, 200)));
+        assert!(epochs.now(GroupId(77)).is_none(), "nobody was seen to open it");
     }
 
     #[test]
@@ -388,7 +436,7 @@ mod tests {
         read(&mut epochs, 0..100);
         for n in 100..200 {
             let file = Subject { group: other, ..file(n) };
-            epochs.note(&file, Access { cached: false, again: false, now_ms: 1 });
+            epochs.note(&file, Access { from: Tier::Source, again: false, now_ms: 1 });
         }
         epochs.regrouped(other, SET);
         read(&mut epochs, shuffled(200, 7));
@@ -404,7 +452,7 @@ mod tests {
             for n in 0..400 {
                 let file = Subject { group: GroupId(group), ..file(u64::from(group) * 1000 + n) };
                 let now_ms = u64::from(group) * 1000 + n;
-                epochs.note(&file, Access { cached: false, again: false, now_ms });
+                epochs.note(&file, Access { from: Tier::Source, again: false, now_ms });
                 assert!(epochs.files_tracked() <= 1000);
             }
         }

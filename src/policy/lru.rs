@@ -84,8 +84,9 @@ impl Eviction for NeverEvict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Tier;
 
-    const OPEN: Access = Access { cached: true, again: false, now_ms: 0 };
+    const OPEN: Access = Access { from: Tier::Ssd, again: false, now_ms: 0 };
 
     fn id(n: u64) -> FileId {
         FileId { high: 0, low: n }

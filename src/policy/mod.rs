@@ -4,6 +4,7 @@
 //!
 //! | file | its part |
 //! |---|---|
+//! | [`detect`] | what a few opens or reads say of the next: shards, siblings, ends, strides |
 //! | [`desk`] | what one mount knows: every event enters here once |
 //! | [`groups`] | which data set a path belongs to |
 //! | [`uses`] | opens of a file close together are one use of it |
@@ -23,6 +24,7 @@
 
 pub mod ahead;
 pub mod desk;
+pub mod detect;
 pub mod epoch;
 pub mod epochs;
 pub mod groups;
@@ -54,11 +56,22 @@ pub struct Subject {
     pub bytes: u64,
 }
 
+/// Where the bytes of a file are when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// All of them on the SSD.
+    Ssd,
+    /// All of them in the RAM window.
+    Ram,
+    /// Some of them only in the source.
+    Source,
+}
+
 /// One open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// No byte of the source was needed.
-    pub cached: bool,
+    /// Where the file was.
+    pub from: Tier,
     /// The same file was opened a moment before: both are one use of it.
     pub again: bool,
     /// Milliseconds since some moment in the past.

@@ -119,8 +119,7 @@ pub fn turn(
     if now.number != number || now_ms.saturating_sub(now.last_ms) > IDLE_MS {
         return Turn::End;
     }
-    let read_bytes = now.hit_bytes + now.miss_bytes;
-    match recognised || unused_bytes < FIRST_AHEAD_TIMES * read_bytes {
+    match recognised || unused_bytes < FIRST_AHEAD_TIMES * now.bytes() {
         true => Turn::Go,
         false => Turn::Wait,
     }
@@ -129,7 +128,7 @@ pub fn turn(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::{Access, Subject};
+    use crate::policy::{Access, Subject, Tier};
     use crate::types::FileId;
 
     const GROUP: GroupId = GroupId(3);
@@ -137,7 +136,8 @@ mod tests {
     fn read(epochs: &mut Epochs, files: impl Iterator<Item = u64>, cached: bool) {
         for n in files {
             let id = FileId { high: 0, low: n };
-            let access = Access { cached, again: false, now_ms: n };
+            let from = if cached { Tier::Ssd } else { Tier::Source };
+            let access = Access { from, again: false, now_ms: n };
             epochs.note(&Subject { id, group: GROUP, bytes: 100 }, access);
         }
     }

@@ -4,7 +4,7 @@
 //! kept. RAM is left out, so that what comes out is what the SSD gives.
 
 use super::uses::RecentUses;
-use super::{Access, Epoch, Eviction, Lru, NeverEvict, Subject};
+use super::{Access, Epoch, Eviction, Lru, NeverEvict, Subject, Tier};
 use crate::types::FileId;
 use std::collections::{BTreeSet, HashMap};
 
@@ -131,7 +131,8 @@ impl<'a> Cache<'a> {
             if !open.again {
                 figures.count(file.bytes, hit);
             }
-            let access = Access { cached: hit, again: open.again, now_ms: open.now_ms };
+            let from = if hit { Tier::Ssd } else { Tier::Source };
+            let access = Access { from, again: open.again, now_ms: open.now_ms };
             policy.accessed(file, access);
             // What was refused a moment ago is served from RAM.
             if !hit && !open.again && self.admit(policy, file) {

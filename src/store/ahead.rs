@@ -12,6 +12,7 @@ use std::sync::Arc;
 pub struct Tally {
     stats: Arc<Stats>,
     unused_bytes: AtomicU64,
+    unused_files: AtomicU64,
     used_files: AtomicU64,
     wasted_files: AtomicU64,
 }
@@ -20,12 +21,18 @@ impl Tally {
     /// Nothing yet. Bytes are counted in `stats`, too.
     pub fn new(stats: Arc<Stats>) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
-        Arc::new(Self { stats, unused_bytes: zero(), used_files: zero(), wasted_files: zero() })
+        let (used_files, wasted_files) = (zero(), zero());
+        Arc::new(Self { stats, unused_bytes: zero(), unused_files: zero(), used_files, wasted_files })
     }
 
     /// Bytes that are here and were not asked for yet.
     pub fn unused_bytes(&self) -> u64 {
         self.unused_bytes.load(Ordering::Acquire)
+    }
+
+    /// Files that are here and were not asked for yet.
+    pub fn unused_files(&self) -> u64 {
+        self.unused_files.load(Ordering::Relaxed)
     }
 
     /// Files that somebody asked for in the end, and files that had to go before anybody did.
@@ -35,13 +42,14 @@ impl Tally {
 
     /// A file of `bytes` was fetched.
     pub fn fetched(self: &Arc<Self>, bytes: u64) -> Ahead {
-        self.unused_bytes.fetch_add(bytes, Ordering::AcqRel);
-        self.stats.prefetched_bytes.add(bytes);
-        Ahead { tally: self.clone(), bytes, used: false }
+        self.unused_files.fetch_add(1, Ordering::Relaxed);
+        let mut ahead = Ahead { tally: self.clone(), bytes: 0, used: false };
+        ahead.grow(bytes);
+        ahead
     }
 }
 
-/// A file that nobody has asked for yet.
+/// A file, or a part of one, that nobody has asked for yet.
 #[derive(Debug)]
 pub struct Ahead {
     tally: Arc<Tally>,
@@ -50,6 +58,13 @@ pub struct Ahead {
 }
 
 impl Ahead {
+    /// More of it was fetched.
+    pub fn grow(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.tally.unused_bytes.fetch_add(bytes, Ordering::AcqRel);
+        self.tally.stats.prefetched_bytes.add(bytes);
+    }
+
     /// Somebody did.
     pub fn used(mut self) {
         self.used = true;
@@ -64,6 +79,7 @@ impl Drop for Ahead {
             true => (&self.tally.used_files, &stats.prefetch_used_bytes),
             false => (&self.tally.wasted_files, &stats.prefetch_wasted_bytes),
         };
+        self.tally.unused_files.fetch_sub(1, Ordering::Relaxed);
         files.fetch_add(1, Ordering::Relaxed);
         bytes.add(self.bytes);
     }
@@ -77,11 +93,13 @@ mod tests {
     fn what_was_fetched_is_used_or_wasted_in_the_end() {
         let stats = Arc::new(Stats::default());
         let tally = Tally::new(stats.clone());
-        let (a, b) = (tally.fetched(10), tally.fetched(7));
+        let (mut a, b) = (tally.fetched(4), tally.fetched(7));
+        a.grow(6);
+        assert_eq!(tally.unused_files(), 2);
         assert_eq!((tally.unused_bytes(), stats.prefetched_bytes.get()), (17, 17));
         a.used();
         drop(b);
-        assert_eq!((tally.unused_bytes(), tally.used_and_wasted()), (0, (1, 1)));
+        assert_eq!((tally.unused_files(), tally.unused_bytes(), tally.used_and_wasted()), (0, 0, (1, 1)));
         assert_eq!((stats.prefetch_used_bytes.get(), stats.prefetch_wasted_bytes.get()), (10, 7));
     }
 }

@@ -187,6 +187,15 @@ impl CacheFile {
         self.is_ahead.store(true, Ordering::Release);
     }
 
+    /// More of it was fetched, while nobody asked for it. Says whether that is still so.
+    pub fn grow_ahead(&self, bytes: u64) -> bool {
+        let mut ahead = self.ahead.lock();
+        if let Some(ahead) = &mut *ahead {
+            ahead.grow(bytes);
+        }
+        ahead.is_some()
+    }
+
     /// Whether nobody has asked for it yet.
     pub fn is_ahead(&self) -> bool {
         self.is_ahead.load(Ordering::Acquire)

@@ -350,7 +350,7 @@ fn cpu_ns(of: impl FnOnce()) -> u64 {
 /// 1 % of that. By the processor's time, in a build that is not optimised as the real one is.
 #[test]
 fn an_open_costs_little() {
-    use warmfs::policy::Desk;
+    use warmfs::policy::{Desk, Tier};
     let n = 100_000;
     let trace = even(n, epochs(0, n, 4, 1), |_| 0);
     let opens = trace.opens.len() as u64;
@@ -362,7 +362,9 @@ fn an_open_costs_little() {
     let mut desk = Desk::new(Box::new(Epoch::new()), trace.bytes() / 2);
     trace.files[..n as usize / 2].iter().for_each(|file| desk.inserted(file));
     let ns = cpu_ns(|| {
-        trace.opens.iter().zip(0..).for_each(|(&at, n)| _ = desk.opened(&trace.files[at as usize], true, n))
+        for (&at, n) in trace.opens.iter().zip(0..) {
+            desk.opened(&trace.files[at as usize], Tier::Ssd, n);
+        }
     });
     println!("{} ns for an open", ns / opens);
     assert!(ns / opens < 3000, "{} ns", ns / opens);

@@ -3,6 +3,7 @@
 use crate::common::*;
 use crate::need_mount;
 use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use warmfs::types::FileId;
 
@@ -212,4 +213,112 @@ fn advice_that_cannot_be_given() {
     }
     let elsewhere = warmfs().arg("advise").arg(world.dir()).output().unwrap();
     assert_refused(&elsewhere, &["not on a warmfs mount"]);
+}
+
+/// Two epochs of two data sets of 80 files of 4 KiB each.
+fn two_data_sets(world: &World) {
+    for epoch in 0..2 {
+        for (set, seed) in [("train", 1), ("val", 2)] {
+            let mut files: Vec<u64> = (0..80).collect();
+            files.sort_by_key(|&n| FileId { high: epoch * 2 + seed, low: n }.fingerprint());
+            for n in files {
+                assert_eq!(world.get(&format!("{set}/{n}.jpg")), pattern(n, 4096));
+            }
+        }
+    }
+}
+
+/// Goal: the figures tell of each epoch of each data set how many files were read, from where, and how long readers waited
+/// for the source: in the JSON, in the attribute, in `.warmfs/stats.json` and as a table.
+#[test]
+fn the_figures_tell_of_the_epochs_of_each_data_set() {
+    need_mount!();
+    let world = World::new(&["--no-prefetch"]);
+    let real = world.dir().join("real");
+    for (set, n) in ["train", "val"].into_iter().flat_map(|set| (0..80).map(move |n| (set, n))) {
+        let path = real.join(format!("{set}/{n}.jpg"));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, pattern(n, 4096)).unwrap();
+    }
+    // Each open asks the source more than once, so that a reader waits for 2 ms at the least.
+    let slow =
+        warmfs().arg("faultfs").arg(&real).arg(world.src("")).args(["--latency", "2ms"]).output().unwrap();
+    assert!(slow.status.success(), "{}", text(&slow));
+    world.mount();
+    two_data_sets(&world);
+    let stats = world.stats();
+    let rows = stats["epochs"].as_array().unwrap();
+    let figures = ["epoch", "files", "hits", "misses", "bytes", "ssd_bytes", "ram_bytes", "source_bytes"];
+    let told = |set: &str| -> Vec<Vec<u64>> {
+        let own = rows.iter().filter(|row| row["data_set"] == set);
+        own.map(|row| figures.map(|name| row[name].as_u64().unwrap()).to_vec()).collect()
+    };
+    let bytes = 80 * 4096;
+    for set in ["train", "val"] {
+        let second = vec![2, 80, 80, 0, bytes, bytes, 0, 0];
+        let first = vec![1, 80, 0, 80, bytes, 0, 0, bytes];
+        assert_eq!(told(set), [second, first], "{set}: {rows:#?}");
+    }
+    assert_eq!(rows[0]["data_set"], "val", "the one that was read last comes first");
+    for row in rows {
+        let (seconds, waited) = (row["seconds"].as_f64().unwrap(), row["source_wait_s"].as_f64().unwrap());
+        match row["epoch"].as_u64() {
+            // One thread reads: it can have waited no longer than all took, and the open that began it.
+            Some(1) => assert!(waited >= 0.16 && waited < seconds + 1.0, "{row}"),
+            _ => assert!(waited == 0.0 && seconds > 0.0, "{row}"),
+        }
+    }
+    let file = std::fs::read_to_string(world.mnt(".warmfs/stats.json")).unwrap();
+    for text in [world.xattr("", "stats"), file] {
+        let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&said["epochs"], said["epochs_left_out"].as_u64()), (&stats["epochs"], Some(0)));
+    }
+    let table = run(&[std::ffi::OsStr::new("stats"), world.mnt("").as_os_str()]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    let line = table.lines().find(|line| line.starts_with("train ")).unwrap_or_else(|| panic!("{table}"));
+    assert!(line.contains("2      80 of 80  80    0"), "{table}");
+    world.umount();
+}
+
+/// Goal: `stats --watch` tells where in its epoch a data set is while it is read.
+#[test]
+fn watching_the_figures_shows_the_epoch_live() {
+    need_mount!();
+    let world = World::mounted(&["--no-prefetch"]);
+    (0..40).for_each(|n| _ = world.put(&format!("train/{n}.jpg"), 4096, n));
+    let mut watch = warmfs();
+    watch.arg("stats").arg("--watch").arg(world.mnt("")).stdout(std::process::Stdio::piped());
+    let mut watch = watch.spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().contains("epochs"));
+    (0..40).for_each(|n| _ = world.get(&format!("train/{n}.jpg")));
+    let told = lines.take(5).map(Result::unwrap).find(|line| line.contains("train 1: "));
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+    assert!(told.is_some_and(|line| line.contains(" files, waited ")));
+    world.umount();
+}
+
+/// Goal: however many data sets there are, all are in the JSON, and the attribute and the file have as many as they hold.
+#[test]
+fn many_data_sets_are_left_out_where_they_do_not_fit() {
+    need_mount!();
+    let world = World::mounted(&["--no-prefetch"]);
+    // A name of many bytes for each, so that few fill the attribute.
+    let name = |n: u32| format!("{}{n}/train", "x".repeat(200));
+    for n in 0..150 {
+        world.put(&format!("{}/1.jpg", name(n)), 4096, n.into());
+        world.get(&format!("{}/1.jpg", name(n)));
+    }
+    assert_eq!(world.stats()["epochs"].as_array().unwrap().len(), 150);
+    for (text, most) in [
+        (world.xattr("", "stats"), 65_536),
+        (std::fs::read_to_string(world.mnt(".warmfs/stats.json")).unwrap(), 16_384),
+    ] {
+        let said: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let told = said["epochs"].as_array().unwrap();
+        assert!(text.len() <= most && told.len() >= 10 && told[0]["data_set"] == name(149), "{told:?}");
+        assert_eq!(told.len() as u64 + said["epochs_left_out"].as_u64().unwrap(), 150);
+    }
+    world.umount();
 }

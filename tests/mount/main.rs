@@ -10,6 +10,7 @@ mod coherence;
 mod common;
 mod damage;
 mod dead_source;
+mod detect;
 mod dirs;
 mod epochs;
 mod faulty_source;

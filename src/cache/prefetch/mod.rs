@@ -4,21 +4,26 @@
 //! |---|---|
 //! | this one | what is counted, who is out, how a file is fetched that nobody has asked for |
 //! | [`scout`] | goes through a data set ahead of its readers |
+//! | `guess` | fetches what the detectors expect |
+//! | `large` | a large file, step by step |
 //!
 //! What it promises: nothing is evicted for what nobody has asked for, so that it takes free room on the SSD or its share
 //! of the RAM window; every byte is counted as used or as wasted in the end; and while readers wait for the source only a
-//! few threads are in their way. When to fetch what is decided in `policy` ([`crate::policy::rings`]).
+//! few threads are in their way. When to fetch what is decided in `policy` ([`crate::policy::rings`], [`crate::policy::detect`]).
 
+mod guess;
+mod large;
 mod scout;
 
 use super::pool::Pool;
 use super::{Cache, FillError, Served, Want};
+use crate::policy::detect::{DETECTORS, Detector};
 use crate::policy::epochs::FileState;
 use crate::stats::Stats;
 use crate::store::Tally;
 use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::types::{FileKind, GroupId};
+use crate::types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::types::{FileId, FileKind, GroupId};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
@@ -26,6 +31,9 @@ use std::time::Duration;
 
 /// Data sets that are gone through at the same time: a training set and its validation set.
 const SCOUTS_MAX: usize = 2;
+
+/// Threads that fetch what detectors expect.
+const GUESSERS_MAX: usize = 4;
 
 /// Threads that fetch while readers wait for the source; they have begun before those came.
 const BESIDE_READERS_MAX: usize = 4;
@@ -38,7 +46,12 @@ pub struct Prefetch {
     stats: Arc<Stats>,
     cache: OnceLock<Weak<Cache>>,
     scouts: Pool,
+    guesses: Pool,
     tallies: Mutex<HashMap<GroupId, Arc<Tally>>>,
+    /// What was fetched for each detector.
+    detectors: [Arc<Tally>; DETECTORS],
+    /// How often a detector was asked.
+    turns: AtomicU64,
     stopped: AtomicBool,
     /// Readers that wait for bytes of the source.
     readers: AtomicUsize,
@@ -53,6 +66,16 @@ enum Fetched {
     Done,
     /// There is no room for it now.
     NoRoom,
+}
+
+/// What becomes of a large file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Large {
+    /// It is fetched whole.
+    Fetched,
+    /// It is fetched as it is read, and whole when it is read in order: who has opened many such files may have looked at
+    /// a few bytes of each.
+    Left,
 }
 
 /// One more in a count while this lives.
@@ -75,6 +98,9 @@ impl Prefetch {
     /// Fetches nothing before [`Cache::start_prefetch`].
     pub(super) fn new(stats: Arc<Stats>) -> Self {
         Self {
+            detectors: std::array::from_fn(|_| Tally::new(stats.clone())),
+            turns: AtomicU64::new(0),
+            guesses: Pool::new("warmfs-guess", GUESSERS_MAX),
             stats,
             cache: OnceLock::new(),
             scouts: Pool::new("warmfs-scout", SCOUTS_MAX),
@@ -104,6 +130,10 @@ impl Prefetch {
         self.tallies.lock().entry(group).or_insert_with(|| Tally::new(self.stats.clone())).clone()
     }
 
+    fn detector(&self, detector: Detector) -> Arc<Tally> {
+        self.detectors[detector as usize].clone()
+    }
+
     /// Waits while readers wait for the source and enough of us are at it already.
     fn give_way(&self) -> Counted<'_> {
         loop {
@@ -128,11 +158,25 @@ impl Cache {
     pub fn stop_prefetch(&self) {
         self.prefetch.stopped.store(true, Ordering::Release);
         self.prefetch.scouts.stop();
+        self.prefetch.guesses.stop();
     }
 
     /// Fetches a file that nobody has asked for, if it is a regular file that is not here and was not read in this epoch.
     fn fetch_ahead(&self, path: &Path, group: GroupId, tally: &Arc<Tally>) -> Fetched {
-        let _fetching = self.prefetch.give_way();
+        self.fetch_if_absent(path, tally, Large::Left, |id| {
+            self.reading(|desk| desk.epochs().state(group, id) != FileState::Read)
+        })
+    }
+
+    /// Fetches a file that nobody has asked for, if it is a regular file that is not here and is wanted.
+    fn fetch_if_absent(
+        &self,
+        path: &Path,
+        tally: &Arc<Tally>,
+        large: Large,
+        is_wanted: impl FnOnce(FileId) -> bool,
+    ) -> Fetched {
+        let fetching = self.prefetch.give_way();
         // A file that vanished, or that the source refuses, is for its readers to hear of.
         let Ok(attr) = self.source.stat(path) else { return Fetched::Done };
         if attr.kind != FileKind::Regular || attr.size == 0 {
@@ -140,16 +184,18 @@ impl Cache {
         }
         let id = self.source.file_id(path, &attr);
         let version = self.source.version(&attr);
-        let was_read = self.reading(|desk| desk.epochs().state(group, id) == FileState::Read);
-        if was_read || self.get(id, &version).is_some() {
+        if large == Large::Left && !self.is_small(attr.size) {
             return Fetched::Done;
         }
-        if !self.is_small(attr.size) {
-            // It is fetched as it is read, and whole when it is read in order.
+        if !is_wanted(id) || self.get(id, &version).is_some() {
             return Fetched::Done;
         }
         let (path, ahead) = (path.to_path_buf(), Some(tally.clone()));
         let want = Want { id, version, path, pin: None, ahead, warm_job: None };
+        if !self.is_small(attr.size) {
+            drop(fetching);
+            return self.fetch_large(&want, tally);
+        }
         match self.fill_blocking(&want) {
             Ok(Served::Source(_)) => Fetched::NoRoom,
             Ok(Served::File(_)) | Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,

@@ -7,7 +7,7 @@ use super::jobs::Job;
 use super::pace::Pace;
 use super::report::Reason;
 use crate::cache::fill::{FillError, Served, Want};
-use crate::cache::read::Serving;
+use crate::cache::read::{Room, Serving};
 use crate::cache::{Cache, abandoned};
 use crate::store::{CacheFile, Chunk, Place, disk_bytes};
 use crate::types::sync::Mutex;
@@ -201,7 +201,7 @@ impl Cache {
             // What was held for it, to be taken in a moment by who fetches it.
             room.shrink(on_disk);
             let due = keeper.book(bytes);
-            if !self.ensure_blocking(&serving, step)? {
+            if !self.ensure_blocking(&serving, step, Room::Made)? {
                 return self.not_kept(keeper, evicts, (on_disk, 0));
             }
             tell(step.bytes(file.size()).len(), bytes);
