@@ -4,7 +4,7 @@
 //! of the sample sees in the sample what a whole one sees in everything, whatever the policy; so a question is answered
 //! by replaying the sample, and until then a use costs a hash and, if its file is in the sample, a push.
 //!
-//! Bounded: [`FILES_MAX`] files and [`USES_MAX`] uses. When there are more, half of the files leave it; when few are
+//! Bounded: `FILES_MAX` files and `USES_MAX` uses. When there are more, half of the files leave it; when few are
 //! left, the older half of the uses does, and what is said is about the rest.
 
 use super::simulate::{self, Trace};

@@ -3,7 +3,7 @@
 //! | file | its part |
 //! |---|---|
 //! | this one | what is counted, who is out, how a file is fetched that nobody has asked for |
-//! | [`scout`] | goes through a data set ahead of its readers |
+//! | `scout` | goes through a data set ahead of its readers |
 //! | `guess` | fetches what the detectors expect |
 //! | `large` | a large file, step by step |
 //!

@@ -12,7 +12,7 @@
 //! random and never the one that was used longest ago, which under epochs is the one that comes next.
 //!
 //! One case wants the opposite: jobs that follow each other through the same files, where what was just missed comes
-//! again soon. [`reuse`] sees that, and part of the cache becomes a window by recency.
+//! again soon. `reuse` sees that, and part of the cache becomes a window by recency.
 //!
 //! All sizes are bytes. Every decision takes a bounded number of steps but for the data sets, of which there are at most
 //! [`GROUPS_MAX`](super::groups::GROUPS_MAX).
