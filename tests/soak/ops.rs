@@ -146,6 +146,8 @@ fn read_some(
     for (entry, look) in files {
         let file: OwnedFd = match openat(root, &entry.path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
             Ok(file) => file,
+            // Overwritten in place and then cut, at both of the kernel's tries.
+            Err(rustix::io::Errno::STALE) if entry.changed_since(look) => return Ok(ops),
             Err(e) => return Err(format!("open {}: {e}", entry.path.display())),
         };
         let len = rustix::fs::fstat(&file).map_err(|e| e.to_string())?.st_size as u64;
