@@ -72,6 +72,11 @@ impl RamWindow {
         self.files.lock().pop(&id).is_some()
     }
 
+    /// All files in the window.
+    pub fn all(&self) -> Vec<Arc<CacheFile>> {
+        self.files.lock().iter().map(|(_, file)| file.clone()).collect()
+    }
+
     /// Bytes in the window.
     pub fn bytes(&self) -> u64 {
         self.budget.usage().bytes
