@@ -397,6 +397,11 @@ impl Cache {
         self.ssd.say(&format_args!("the cache is at fault, reading from the source instead: {error}"));
     }
 
+    /// Every file that lies in RAM for want of room.
+    pub fn ram_files(&self) -> Vec<Arc<CacheFile>> {
+        self.ram.all()
+    }
+
     /// Every cached file, in no order.
     pub fn all_files(&self) -> Vec<Arc<CacheFile>> {
         self.files.all()

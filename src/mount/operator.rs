@@ -71,7 +71,8 @@ impl Operator {
         for path in paths {
             self.check_exists(path)?;
             let mut every = Every::new();
-            for file in self.fs.cache().all_files() {
+            let cache = self.fs.cache();
+            for file in cache.all_files().into_iter().chain(cache.ram_files()) {
                 if !file_is_below(file.path(), path.as_path()) {
                     continue;
                 }

@@ -101,6 +101,11 @@ impl RamWindow {
         old.is_some()
     }
 
+    /// All files in the window.
+    pub fn all(&self) -> Vec<Arc<CacheFile>> {
+        self.files.lock().iter().map(|(_, file)| file.clone()).collect()
+    }
+
     /// Bytes in the window.
     pub fn bytes(&self) -> u64 {
         self.budget.usage().bytes

@@ -535,3 +535,21 @@ fn a_reader_that_goes_away_is_no_crash() {
         assert!(!text(&output).contains("panicked"), "{words}: {}", text(&output));
     }
 }
+
+/// Goal: who evicts a tree has its memory back, too: what found no room on the SSD lies in RAM.
+#[test]
+fn evict_gives_back_what_lies_in_ram() {
+    need_mount!();
+    let world = World::mounted(&["--cache-size", "1MiB", "--evict-policy", "none"]);
+    for n in 0..100 {
+        let name = format!("f{n}");
+        let bytes = world.put(&name, 16_000, n);
+        assert!(world.get(&name) == bytes);
+    }
+    assert!(world.stat("ram_window_bytes") > 0, "everything found room on the SSD");
+    let output = warmfs().arg("evict").arg(world.mnt("")).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    // The kernel says a moment late that a file was closed.
+    wait_until("nothing is left in RAM", || world.stat("ram_window_bytes") == 0);
+    world.umount();
+}

@@ -314,7 +314,7 @@ impl World {
         assert_eq!(figures["source_waiting"], 0, "requests are left");
         assert_eq!(self.cache.file_count(), 0, "files are left");
         // Who was told of the end of a flight a moment ago may still hold its file.
-        for _ in 0..1000 {
+        for _ in 0..10_000 {
             if self.cache.usage().files == 0 {
                 break;
             }
