@@ -50,6 +50,17 @@ pub enum FillError {
     Failed(Error),
 }
 
+/// Where the room on the SSD comes from.
+#[derive(Clone, Copy)]
+enum Room {
+    /// By evicting what the policy names.
+    Made,
+    /// It is free.
+    ToSpare,
+    /// From cached files that are used later, as an order tells.
+    OfLaterFiles,
+}
+
 /// Chunks per step of a fill in the background: 8 MiB, what the engine keeps in flight at most.
 const STEP_CHUNKS: u32 = 8;
 
@@ -77,14 +88,21 @@ impl Cache {
         }
         let _reader = want.ahead.is_none().then(|| self.prefetch.reader());
         let opened = self.open_version(want)?;
-        match self.fill_ssd(want, &opened) {
+        let room = if want.ahead.is_some() { Room::ToSpare } else { Room::Made };
+        match self.fill_ssd(want, &opened, room) {
             Ok(file) => return Ok(Served::File(file)),
             Err(Stop::Source(error)) => return Err(error),
             Err(Stop::NoRoom) if want.ahead.is_some() => {}
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
-        match self.fill_ram(want, &opened) {
+        let filled = match (self.fill_ram(want, &opened), &want.ahead) {
+            (Err(Stop::NoRoom), Some(tally)) if tally.may_take_places() => {
+                self.fill_ssd(want, &opened, Room::OfLaterFiles)
+            }
+            (filled, _) => filled,
+        };
+        match filled {
             Ok(file) => Ok(Served::File(file)),
             Err(Stop::Source(error)) => Err(error),
             Err(Stop::NoRoom | Stop::Ssd(_)) => Ok(Served::Source(opened)),
@@ -115,14 +133,15 @@ impl Cache {
         Ok(Opened { source, attr })
     }
 
-    fn fill_ssd(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
+    fn fill_ssd(&self, want: &Want, opened: &Opened, room: Room) -> std::result::Result<FileUse, Stop> {
         if self.ssd.is_resting() || self.dir.is_closed() {
             return Err(Stop::NoRoom);
         }
         let candidate = self.candidate(want);
-        let room = match want.ahead {
-            None => self.make_room(&candidate, candidate.bytes, 1),
-            Some(_) => self.room_to_spare(candidate.bytes, 1),
+        let room = match room {
+            Room::Made => self.make_room(&candidate, &want.path, candidate.bytes, 1),
+            Room::ToSpare => self.room_to_spare(candidate.bytes, 1),
+            Room::OfLaterFiles => self.make_room_ahead(&want.path, candidate.bytes),
         };
         let room = room.ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
@@ -266,7 +285,7 @@ impl Cache {
             return None;
         }
         let candidate = self.candidate(want);
-        let room = self.admits(&candidate).then(|| self.make_room(&candidate, 0, 1));
+        let room = self.admits(&candidate, &want.path).then(|| self.make_room(&candidate, &want.path, 0, 1));
         let Some(room) = room.flatten() else {
             self.stats.cache_refusals.inc();
             return None;

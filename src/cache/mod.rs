@@ -15,6 +15,7 @@
 //! | [`mend`] | a cache directory that somebody removed is made anew |
 //! | [`warm`] | fills whole trees |
 //! | [`prefetch`] | fetches what will be asked for, behind those who ask now |
+//! | [`record`] | tells of each use, to whoever writes a trace |
 //!
 //! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
 //! becomes a counter and a read from the source.
@@ -29,6 +30,7 @@ pub mod mend;
 pub mod pool;
 pub mod prefetch;
 pub mod read;
+pub mod record;
 pub mod scrub;
 pub mod space;
 pub mod verify;
@@ -98,6 +100,7 @@ pub struct Cache {
     scrub: scrub::Scrub,
     background: Pool,
     prefetch: Prefetch,
+    recorder: record::Recorder,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
 }
@@ -141,6 +144,7 @@ impl Cache {
             journal: Journal::new(index, dir, stats.clone()),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
             prefetch: Prefetch::new(stats.clone()),
+            recorder: record::Recorder::default(),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
         });
@@ -196,7 +200,7 @@ impl Cache {
     /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
     pub fn note_open(&self, file: &CacheFile, cached: bool) {
         self.note_use(file);
-        self.tell_policy(&subject(file), cached);
+        self.tell_policy(&subject(file), file.path(), file.size(), cached);
     }
 
     /// Somebody has opened the file, for the file's own sake.
@@ -207,8 +211,15 @@ impl Cache {
         }
     }
 
-    fn tell_policy(&self, file: &Subject, cached: bool) {
-        let scout = self.policy.lock().opened(file, cached, self.now_ms());
+    fn tell_policy(&self, file: &Subject, path: &[u8], size: u64, cached: bool) {
+        let (scout, is_use) = {
+            let mut policy = self.policy.lock();
+            let scout = policy.opened(file, cached, self.now_ms());
+            (scout, policy.named(file.id, path))
+        };
+        if is_use {
+            self.recorder.used(path, size);
+        }
         if let Some(group) = scout {
             self.prefetch.send_scout(group);
         }
@@ -218,7 +229,8 @@ impl Cache {
     /// this open when it decides whether to keep the file.
     pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
         let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
-        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, cached);
+        let file = Subject { id, group, bytes: disk_bytes(size) };
+        self.tell_policy(&file, path.as_os_str().as_bytes(), size, cached);
     }
 
     /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.
@@ -382,6 +394,11 @@ impl Cache {
         &self.source
     }
 
+    /// Who wants to know of each use.
+    pub fn recorder(&self) -> &record::Recorder {
+        &self.recorder
+    }
+
     /// The counters.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
@@ -465,6 +482,7 @@ fn sweep(dir: &CacheDir, records: &mut Vec<(FileId, Record)>) -> Result<Vec<File
 fn note_inserted(policy: &mut Desk, file: &CacheFile) {
     file.set_group(policy.group_of(file.path()));
     policy.inserted(&subject(file));
+    policy.cached_at(file.id(), file.path());
 }
 
 /// A cached file as the policy sees it.

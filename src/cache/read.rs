@@ -544,7 +544,7 @@ impl Cache {
         }
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
-        let Some(room) = self.make_room(&subject(file), bytes, 0) else {
+        let Some(room) = self.make_room(&subject(file), path_of(file), bytes, 0) else {
             self.stats.cache_refusals.inc();
             return Ok(false);
         };

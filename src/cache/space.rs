@@ -5,16 +5,44 @@ use super::Cache;
 use crate::policy::Subject;
 use crate::store::budget::Refusal;
 use crate::store::{Reservation, disk_bytes};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use crate::types::CHUNK_BYTES;
 use std::time::{Duration, Instant};
 
 /// The file system is asked for its free space at most this often; in between, what we reserve is subtracted.
 const FREE_INTERVAL: Duration = Duration::from_millis(500);
 
+/// For whom something is evicted.
+#[derive(Clone, Copy)]
+enum For<'a> {
+    /// A file that somebody asks for, and its path.
+    File(&'a Subject, &'a Path),
+    /// One that an order tells of.
+    Ahead(&'a Path),
+    /// The budget: the cache must become smaller.
+    Budget,
+}
+
 impl Cache {
-    /// Takes `bytes` and `files` from the budget for `candidate`, evicting as the policy says. `None` if there is no room
-    /// to be had for it.
-    pub(super) fn make_room(&self, candidate: &Subject, bytes: u64, files: u64) -> Option<Reservation> {
+    /// Takes `bytes` and `files` from the budget for `candidate`, which is at `path`, evicting as the policy says. `None` if
+    /// there is no room to be had for it.
+    pub(super) fn make_room(
+        &self,
+        candidate: &Subject,
+        path: &Path,
+        bytes: u64,
+        files: u64,
+    ) -> Option<Reservation> {
+        self.make_room_for(For::File(candidate, path), bytes, files)
+    }
+
+    /// The same for a file that an order tells of: only files go that are used later.
+    pub(super) fn make_room_ahead(&self, path: &Path, bytes: u64) -> Option<Reservation> {
+        self.make_room_for(For::Ahead(path), bytes, 1)
+    }
+
+    fn make_room_for(&self, whom: For<'_>, bytes: u64, files: u64) -> Option<Reservation> {
         if bytes > self.settings.bytes_max {
             return None;
         }
@@ -28,7 +56,7 @@ impl Cache {
             if self.budget.wait_for_leaving() {
                 continue;
             }
-            if self.budget.is_leaving_full() || !self.evict_one(Some(candidate)) {
+            if self.budget.is_leaving_full() || !self.evict_one(whom) {
                 return None;
             }
             if refusal == Refusal::FreeSpace {
@@ -45,31 +73,41 @@ impl Cache {
 
     /// Whether there is room for the start of a large file, or the policy would make some: one that it refuses is not
     /// begun.
-    pub(super) fn admits(&self, candidate: &Subject) -> bool {
+    pub(super) fn admits(&self, candidate: &Subject, path: &Path) -> bool {
         let start = disk_bytes(candidate.bytes.min(CHUNK_BYTES));
         self.look_at_free_space(false);
         self.budget.reserve(start, 1).is_ok()
-            || self.policy.lock().victim(Some(candidate), &mut |_| false).is_some()
+            || self.policy.lock().victim_for(candidate, path.as_os_str().as_bytes(), &mut |_| false).is_some()
     }
 
     /// Evicts until the budget holds, as after a restart with a smaller one.
     pub(super) fn shrink_to_budget(&self) {
-        while self.budget.is_over() && self.evict_one(None) {}
+        while self.budget.is_over() && self.make_smaller() {}
     }
 
-    /// Evicts what the policy names for this candidate. `false` if it names nothing.
-    fn evict_one(&self, candidate: Option<&Subject>) -> bool {
+    /// Evicts the least of what is cached. `false`: there is nothing.
+    pub(super) fn make_smaller(&self) -> bool {
+        self.evict_one(For::Budget)
+    }
+
+    /// Evicts what the policy names. `false` if it names nothing.
+    fn evict_one(&self, whom: For<'_>) -> bool {
         let (file, chosen) = {
             let mut policy = self.policy.lock();
             let mut chosen = None;
-            let id = policy.victim(candidate, &mut |id| match self.files.get(id) {
+            let mut in_use = |id| match self.files.get(id) {
                 Some(file) if file.retire() => {
                     chosen = Some(file);
                     false
                 }
                 Some(_) => true,
                 None => false,
-            });
+            };
+            let id = match whom {
+                For::File(file, path) => policy.victim_for(file, path.as_os_str().as_bytes(), &mut in_use),
+                For::Ahead(path) => policy.victim_ahead(path.as_os_str().as_bytes(), &mut in_use),
+                For::Budget => policy.victim(None, &mut in_use),
+            };
             let Some(id) = id else { return false };
             policy.removed(id);
             // Under the policy's lock, as every change of both.

@@ -14,6 +14,7 @@ pub mod format;
 pub mod index;
 mod index_file;
 pub mod ram;
+pub mod spool;
 
 pub use ahead::{Ahead, Tally};
 pub use budget::{Budget, Reservation};

@@ -9,6 +9,7 @@ mod damage;
 mod disk;
 mod faults;
 mod faulty_io;
+mod hints;
 #[path = "../figures.rs"]
 mod figures;
 mod fs_model;

@@ -4,11 +4,13 @@
 //! |---|---|
 //! | this one | what is counted, who is out, how a file is fetched that nobody has asked for |
 //! | [`scout`] | goes through a data set ahead of its readers |
+//! | [`hints`] | fetches in the order that a job has told of |
 //!
 //! What it promises: nothing is evicted for what nobody has asked for, so that it takes free room on the SSD or its share
-//! of the RAM window; every byte is counted as used or as wasted in the end; and while readers wait for the source only a
+//! of the RAM window (only a file that an order tells of takes the place of one that it tells to be used later); every byte is counted as used or as wasted in the end; and while readers wait for the source only a
 //! few threads are in their way. When to fetch what is decided in `policy` ([`crate::policy::rings`]).
 
+pub mod hints;
 mod scout;
 
 use super::pool::Pool;
@@ -18,7 +20,7 @@ use crate::stats::Stats;
 use crate::store::Tally;
 use crate::types::sync::Mutex;
 use crate::types::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use crate::types::{FileKind, GroupId};
+use crate::types::{FileId, FileKind, FileVersion, GroupId};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
@@ -26,6 +28,9 @@ use std::time::Duration;
 
 /// Data sets that are gone through at the same time: a training set and its validation set.
 const SCOUTS_MAX: usize = 2;
+
+/// Orders that are followed at the same time: all there may be.
+const ORDERS_MAX: usize = crate::policy::orders::JOBS_MAX;
 
 /// Threads that fetch while readers wait for the source; they have begun before those came.
 const BESIDE_READERS_MAX: usize = 4;
@@ -38,6 +43,8 @@ pub struct Prefetch {
     stats: Arc<Stats>,
     cache: OnceLock<Weak<Cache>>,
     scouts: Pool,
+    orders: Pool,
+    hints: hints::Hints,
     tallies: Mutex<HashMap<GroupId, Arc<Tally>>>,
     stopped: AtomicBool,
     /// Readers that wait for bytes of the source.
@@ -78,6 +85,8 @@ impl Prefetch {
             stats,
             cache: OnceLock::new(),
             scouts: Pool::new("warmfs-scout", SCOUTS_MAX),
+            orders: Pool::new("warmfs-order", ORDERS_MAX),
+            hints: hints::Hints::default(),
             tallies: Mutex::default(),
             stopped: AtomicBool::new(false),
             readers: AtomicUsize::new(0),
@@ -128,6 +137,7 @@ impl Cache {
     pub fn stop_prefetch(&self) {
         self.prefetch.stopped.store(true, Ordering::Release);
         self.prefetch.scouts.stop();
+        self.prefetch.orders.stop();
     }
 
     /// Fetches a file that nobody has asked for, if it is a regular file that is not here and was not read in this epoch.
@@ -148,6 +158,10 @@ impl Cache {
             // It is fetched as it is read, and whole when it is read in order.
             return Fetched::Done;
         }
+        self.fill_ahead(id, version, path, tally)
+    }
+
+    fn fill_ahead(&self, id: FileId, version: FileVersion, path: &Path, tally: &Arc<Tally>) -> Fetched {
         let want = Want { id, version, path: path.to_path_buf(), pin: None, ahead: Some(tally.clone()) };
         match self.fill_blocking(&want) {
             Ok(Served::Source(_)) => Fetched::NoRoom,
