@@ -5,9 +5,9 @@ use super::Cache;
 use crate::policy::Subject;
 use crate::store::budget::Refusal;
 use crate::store::{Reservation, disk_bytes};
+use crate::types::CHUNK_BYTES;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use crate::types::CHUNK_BYTES;
 use std::time::{Duration, Instant};
 
 /// The file system is asked for its free space at most this often; in between, what we reserve is subtracted.

@@ -5,6 +5,8 @@
 //! | [`args`] | the words: verbs, flags, and what they mean for the configuration |
 //! | [`mount`] | `mount`, `umount`: starting a daemon and waiting until it serves |
 //! | [`ask`] | `stats`, `status`, `warm`, `evict`, `verify`: asking a running one |
+//! | [`mod@hint`] | `hint`: the coming order of access |
+//! | [`mod@record`] | `record`: a trace of what is used |
 //! | [`mod@advise`] | `advise`: other cache sizes, of a mount or of a trace |
 //! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
@@ -28,7 +30,9 @@ pub mod args;
 pub mod ask;
 pub mod demo;
 pub mod doctor;
+pub mod hint;
 pub mod mount;
+pub mod record;
 pub mod show;
 
 use crate::config;
@@ -123,6 +127,8 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Advise { path, trace, cache_size, json } => {
             advise::advise(path.as_deref(), trace.as_deref(), &cache_size, json)
         }
+        Verb::Hint(args) => hint::hint(&args),
+        Verb::Record { mount, out, sizes, max_size } => record::record(&mount, &out, sizes, &max_size),
         Verb::Doctor { source, cache_dir, json } => doctor(source, cache_dir, json),
         Verb::Demo(args) => demo::run(&args),
         Verb::Config { verb } => config_verb(&verb),

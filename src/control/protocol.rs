@@ -62,15 +62,40 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         cache_bytes: Vec<u64>,
     },
+    /// Tell of the coming order of access of a job; and, always, say what is known of all orders.
+    Hint {
+        /// Which order; [`JOB_DEFAULT`] where absent.
+        #[serde(default = "job_default")]
+        job: String,
+        /// Forget first what was told before; otherwise the paths come after it.
+        #[serde(default)]
+        clear: bool,
+        /// Paths as text of [`escape_bytes`], in the order in which they will be opened; relative to the mount's root, or
+        /// absolute below it. One that is neither is counted, and is no error.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        paths: Vec<String>,
+    },
+    /// Tell of every use of a file from now on, as progress, until the caller goes.
+    Record {},
     /// Unmount and end.
     Stop {},
+}
+
+/// The job of an order that has no name.
+pub const JOB_DEFAULT: &str = "default";
+
+/// Longest name of a job, bytes.
+pub const JOB_BYTES_MAX: usize = 64;
+
+fn job_default() -> String {
+    JOB_DEFAULT.into()
 }
 
 /// Each size is a replay of its own.
 pub const ADVISE_SIZES_MAX: usize = 32;
 
 /// Every verb, for error messages and for telling an unknown verb from a malformed request.
-const VERBS: [&str; 7] = ["stats", "info", "evict", "warm", "verify", "advise", "stop"];
+const VERBS: [&str; 9] = ["stats", "info", "evict", "warm", "verify", "advise", "hint", "record", "stop"];
 
 impl Request {
     /// The verb as it is written on the wire.
@@ -82,20 +107,23 @@ impl Request {
             Self::Warm { .. } => "warm",
             Self::Verify { .. } => "verify",
             Self::Advise { .. } => "advise",
+            Self::Hint { .. } => "hint",
+            Self::Record {} => "record",
             Self::Stop {} => "stop",
         }
     }
 
     /// Whether the answer takes moments, whatever the size of the dataset.
     pub fn is_quick(&self) -> bool {
-        self.paths().is_none()
+        self.paths().is_none() && !matches!(self, Self::Record {})
     }
 
     /// The paths of the verbs that take some.
     pub fn paths(&self) -> Option<&[RelPath]> {
         match self {
             Self::Evict { paths } | Self::Warm { paths, .. } | Self::Verify { paths } => Some(paths),
-            Self::Stats {} | Self::Info {} | Self::Advise { .. } | Self::Stop {} => None,
+            Self::Stats {} | Self::Info {} | Self::Advise { .. } => None,
+            Self::Hint { .. } | Self::Record {} | Self::Stop {} => None,
         }
     }
 
@@ -126,6 +154,11 @@ pub fn parse_request(line: &[u8]) -> Result<Request, ControlError> {
     match &request {
         Request::Advise { cache_bytes } if cache_bytes.len() > ADVISE_SIZES_MAX => {
             Err(bad(format!("more than {ADVISE_SIZES_MAX} sizes in `cache_bytes`: ask for fewer at a time")))
+        }
+        Request::Hint { job, .. }
+            if job.is_empty() || job.len() > JOB_BYTES_MAX || job.contains(char::is_control) =>
+        {
+            Err(bad(format!("`job` is to be 1 to {JOB_BYTES_MAX} bytes without control characters")))
         }
         _ => Ok(request),
     }
@@ -426,6 +459,9 @@ mod tests {
             Request::Verify { paths },
             Request::Advise { cache_bytes: vec![] },
             Request::Advise { cache_bytes: vec![1, u64::MAX] },
+            Request::Hint { job: "rank 0".into(), clear: true, paths: vec!["a/b".into(), "\\xff".into()] },
+            Request::Hint { job: JOB_DEFAULT.into(), clear: false, paths: vec![] },
+            Request::Record {},
             Request::Stop {},
         ];
         for request in requests {
@@ -464,6 +500,8 @@ mod tests {
         assert_eq!(kind(r#"{"v":1,"verb":"evict"}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"evict","paths":[]}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"jobs":0}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"hint","job":""}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"hint","job":"a\nb"}"#), BadRequest);
         let nested = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
         assert_eq!(kind(&format!(r#"{{"v":1,"verb":"stats","x":{nested}}}"#)), BadRequest);
     }

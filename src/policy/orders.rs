@@ -94,7 +94,9 @@ pub struct OrderFigures {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// Too many lines.
-    #[error("more than {LINES_MAX} lines of all orders would wait to be read: give the next part when some were read")]
+    #[error(
+        "more than {LINES_MAX} lines of all orders would wait to be read: give the next part when some were read"
+    )]
     Lines,
     /// Too many jobs.
     #[error("{JOBS_MAX} jobs have an order already: clear one with `--job NAME --clear`")]

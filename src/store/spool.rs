@@ -120,7 +120,8 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let dir = CacheDir::open(tmp.path(), tmp.path()).unwrap();
         let budget = Budget::new(10 << 20, 10);
-        let paths: Vec<Vec<u8>> = (0..20_000).map(|n| format!("train/{n}\n\u{e4}.jpg").into_bytes()).collect();
+        let paths: Vec<Vec<u8>> =
+            (0..20_000).map(|n| format!("train/{n}\n\u{e4}.jpg").into_bytes()).collect();
         let mut spool = Spool::default();
         for part in paths.chunks(7000) {
             let bytes = encode(part.iter().map(Vec::as_slice));

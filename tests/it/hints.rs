@@ -87,7 +87,11 @@ impl Sim {
 
 /// The share of hits from the third epoch on of a job that told `told` of each epoch and read `read`, with two files
 /// fetched per read.
-fn one_job(capacity: usize, told: impl Fn(u64) -> Option<Vec<u64>>, read: impl Fn(u64) -> Vec<u64>) -> (f64, u64) {
+fn one_job(
+    capacity: usize,
+    told: impl Fn(u64) -> Option<Vec<u64>>,
+    read: impl Fn(u64) -> Vec<u64>,
+) -> (f64, u64) {
     let mut sim = Sim::new(capacity);
     let (mut hits, mut reads) = (0, 0);
     for number in 0..6 {

@@ -9,10 +9,10 @@ mod damage;
 mod disk;
 mod faults;
 mod faulty_io;
-mod hints;
 #[path = "../figures.rs"]
 mod figures;
 mod fs_model;
+mod hints;
 mod policies;
 mod power_loss;
 mod restart;

@@ -16,6 +16,7 @@ mod faulty_source;
 #[path = "../figures.rs"]
 mod figures;
 mod files;
+mod hints;
 mod lifecycle;
 mod limits;
 mod listing;
