@@ -38,6 +38,12 @@ pub fn hint(args: &HintArgs) -> Result<(), Failure> {
     }
     // The last request, or the only one.
     let jobs = teller.send()?;
+    let first = teller.refused_first.join("; ");
+    let refused = format!("{} lines refused, the first of them: {first}", teller.refused);
+    if teller.refused > 0 && teller.accepted == 0 {
+        let order = args.order.as_deref().unwrap_or(Path::new("-"));
+        return Err(Failure::usage(format!("--order {}: no line is accepted; {refused}", PathText(order))));
+    }
     if args.json {
         print_json(&json!({ "accepted": teller.accepted, "refused": teller.refused,
             "refused_first": teller.refused_first, "jobs": jobs }));
@@ -47,13 +53,7 @@ pub fn hint(args: &HintArgs) -> Result<(), Failure> {
         show(&jobs);
     }
     if teller.refused > 0 {
-        let first = teller.refused_first.join("; ");
-        let text = format!("{} lines refused, the first of them: {first}", teller.refused);
-        if teller.accepted == 0 {
-            let order = args.order.as_deref().unwrap_or(Path::new("-"));
-            return Err(Failure::usage(format!("--order {}: no line is accepted; {text}", PathText(order))));
-        }
-        complain!("warmfs: {text}");
+        complain!("warmfs: {refused}");
     }
     Ok(())
 }

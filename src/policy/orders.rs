@@ -25,8 +25,8 @@ const SLACK_MIN: u32 = 64;
 const SLACK_MAX: u32 = 16_384;
 /// An order is judged every so many uses of its files...
 const JUDGE_USES: u32 = 128;
-/// ...and dropped when fewer than this share were right. A wrong order is right by chance in one of eight; two jobs over
-/// the same files of which one has an order are in one of two.
+/// ...and dropped when fewer than this share were right, or more lines passed over than read. A wrong order is right by
+/// chance in one of eight; two jobs over the same files of which one has an order are in one of two.
 const RIGHT_SHARE: u32 = 4;
 /// After so many uses, none of them of its own, an order rests.
 const REST_USES: u64 = 4096;
@@ -136,7 +136,9 @@ struct Order {
     right: u64,
     wrong: u64,
     skipped: u64,
+    /// Uses since the last judgement, and those of them that were right.
     judged: (u32, u32),
+    judged_skipped: u64,
     last_right: u64,
 }
 
@@ -154,6 +156,7 @@ impl Order {
             wrong: 0,
             skipped: 0,
             judged: (0, 0),
+            judged_skipped: 0,
             last_right: now,
         }
     }
@@ -231,8 +234,10 @@ impl Order {
         if *of < JUDGE_USES {
             return true;
         }
-        let believed = *good * RIGHT_SHARE >= *of;
-        self.judged = (0, 0);
+        // One that is right by chance leaps over most of its lines.
+        let skipped = self.skipped - self.judged_skipped;
+        let believed = *good * RIGHT_SHARE >= *of && skipped <= u64::from(*good);
+        (self.judged, self.judged_skipped) = ((0, 0), self.skipped);
         believed
     }
 
@@ -408,9 +413,13 @@ impl Orders {
         let Some(order) = self.jobs.get_mut(&job) else { return false };
         let lines = order.lines.len();
         order.read(name, distance);
-        order.judge(true);
         order.last_right = now;
+        let believed = order.judge(true);
+        let figures = order.figures(now);
         self.lines -= lines - order.lines.len();
+        if !believed {
+            self.drop_order(job, figures);
+        }
         self.recent[name.0 as usize % RECENT] = Some(name);
         if let Some(&place) = self.members.places.get(&id) {
             self.members.list[place as usize].was_read = true;
@@ -426,10 +435,14 @@ impl Orders {
             }
         }
         for (job, figures) in wrong {
-            self.forget(&job);
-            if self.dropped.len() < JOBS_MAX {
-                self.dropped.insert(job, OrderFigures { dropped: true, ..figures });
-            }
+            self.drop_order(job, figures);
+        }
+    }
+
+    fn drop_order(&mut self, job: String, figures: OrderFigures) {
+        self.forget(&job);
+        if self.dropped.len() < JOBS_MAX {
+            self.dropped.insert(job, OrderFigures { dropped: true, ..figures });
         }
     }
 

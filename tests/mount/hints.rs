@@ -63,7 +63,8 @@ fn a_known_order_is_here_before_it_is_read() {
         println!(
             "epoch {epoch}: hit ratio {ratio:.3}, {fetched} bytes ahead, {wasted} wasted, {source:.3} of the data fetched"
         );
-        assert!(ratio >= 0.97, "{ratio}");
+        // A first epoch has nothing to begin with.
+        assert!(ratio >= if epoch == 0 { 0.94 } else { 0.97 }, "{ratio}");
         assert!(wasted * 10 < fetched && (epoch == 0 || source < 0.95));
         assert!(world.stat("cache_used_bytes") <= world.stat("cache_capacity_bytes"));
     }
@@ -80,7 +81,7 @@ fn a_known_order_is_here_before_it_is_read() {
 #[test]
 fn two_known_orders_share_a_cache() {
     need_mount!();
-    let set = DataSet { count: 800, mean_bytes: 12_000 };
+    let set = DataSet { count: 1000, mean_bytes: 60_000 };
     let world = quarter(&set, &["--no-prefetch", "-o", "cache.ram_window=0"]);
     let order = |job: u64, epoch: u64| shuffled(100 + 50 * job + epoch, set.count);
     let tell = |job: u64, epoch: u64| {
@@ -100,7 +101,8 @@ fn two_known_orders_share_a_cache() {
         }
     }
     let ratio = steady.0 as f64 / steady.1 as f64;
-    assert!(ratio >= 0.45, "{ratio}");
+    // Without orders it is 0.25, and what the room for the index adds.
+    assert!(ratio >= 0.48, "{ratio}");
     world.umount();
 }
 
@@ -115,12 +117,17 @@ fn a_wrong_order_costs_little_and_is_dropped() {
         let order = shuffled(epoch + 60, set.count);
         let wrong = epoch % 2 == 1;
         if wrong {
-            told(&world, &["--clear", "--order", "-"], &lines(&set, &shuffled(epoch + 900, set.count)));
+            told(
+                &world,
+                &["--clear", "--order", "-"],
+                &lines(&set, &shuffled(7 * epoch + 90_001, set.count)),
+            );
         }
         let ([hits, opens, ..], _) = grown(&world, FIGURES, || set.read(&world.mnt(""), &order, PAUSE));
         println!("epoch {epoch}: wrong order {wrong}, hit ratio {:.3}", hits as f64 / opens as f64);
         if wrong {
-            assert_eq!(told(&world, &[], b"")["jobs"][0]["state"], "dropped");
+            let job = told(&world, &[], b"")["jobs"][0].clone();
+            assert_eq!(job["state"], "dropped", "{job}");
         }
         if epoch >= 2 {
             let sum = &mut ratios[usize::from(wrong)];

@@ -5,14 +5,14 @@
 //! for yet, else, while little lies here unread, into the place of a cached file that is used later. What was read
 //! meanwhile is left out. What the order says is kept, and judged, in [`crate::policy::orders`].
 
-use super::{Cache, LOOK};
+use super::{Cache, Fetched, LOOK};
 use crate::policy::Subject;
 use crate::policy::orders::{Name, OrderFigures, Turn};
 use crate::store::spool::{self, Spool, SpoolPart};
 use crate::store::{Reservation, Tally, disk_bytes};
-use crate::types::sync::Mutex;
+use crate::types::sync::{Condvar, Mutex};
 use crate::types::{Error, ErrorKind, FileKind, GroupId, Result, escape_bytes};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +25,8 @@ const FETCHERS: usize = 8;
 /// A cached file goes for one that is fetched ahead only while fewer bytes lie here unread: enough for a second of
 /// reading, and few enough to spare the SSD, which need not be written where the RAM window does.
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
+/// In a small cache while they are less than one part in so many: the rest is for what comes again.
+const AHEAD_SHARE: u64 = 4;
 
 /// The longest pause while nothing happens.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -62,6 +64,7 @@ struct Job {
     serial: u64,
     tally: Arc<Tally>,
     state: Mutex<State>,
+    line: Line,
 }
 
 #[derive(Default)]
@@ -72,6 +75,37 @@ struct State {
     is_out: bool,
     unknown: u64,
     unknown_first: Vec<String>,
+}
+
+/// Who waits for room: the file that is used first has it first.
+#[derive(Default)]
+struct Line {
+    positions: Mutex<BTreeSet<u32>>,
+    moved: Condvar,
+}
+
+/// A place in the line, at its head; the next one comes to the head when this is dropped.
+struct Head<'a> {
+    line: &'a Line,
+    position: u32,
+}
+
+impl Line {
+    fn wait(&self, position: u32) -> Head<'_> {
+        let mut positions = self.positions.lock();
+        positions.insert(position);
+        while positions.first() != Some(&position) {
+            self.moved.wait(&mut positions);
+        }
+        Head { line: self, position }
+    }
+}
+
+impl Drop for Head<'_> {
+    fn drop(&mut self) {
+        self.line.positions.lock().remove(&self.position);
+        self.line.moved.notify_all();
+    }
 }
 
 /// Ends the adding of lines.
@@ -168,9 +202,10 @@ impl Cache {
             let mut jobs = self.prefetch.hints.jobs.lock();
             let known = jobs.get(name).filter(|job| job.serial == serial).cloned();
             known.unwrap_or_else(|| {
-                let tally = Tally::in_place_of_others(self.stats.clone(), AHEAD_BYTES_MAX);
+                let ahead_bytes_max = AHEAD_BYTES_MAX.min(self.usage().bytes_max / AHEAD_SHARE);
+                let tally = Tally::in_place_of_others(self.stats.clone(), ahead_bytes_max);
                 let state = Mutex::new(State { position: first, ..State::default() });
-                let job = Arc::new(Job { name: name.into(), serial, tally, state });
+                let job = Arc::new(Job { name: name.into(), serial, tally, state, line: Line::default() });
                 jobs.insert(name.into(), job.clone());
                 job
             })
@@ -279,23 +314,34 @@ impl Cache {
         }
         let (id, version) = (self.source.file_id(path, &attr), self.source.version(&attr));
         let file = Subject { id, group: GroupId::default(), bytes: disk_bytes(attr.size) };
-        let mut pause = LOOK;
-        let mut seen = (u64::MAX, 0);
-        while self.turn_of(job, position) == Turn::Go {
-            if self.get(id, &version).is_some() {
-                return Some(());
+        while self.turn_of(job, position) == Turn::Go && self.get(id, &version).is_none() {
+            let has_room = {
+                let _head = job.line.wait(position);
+                self.wait_for_room(job, position, &file, path)
+            };
+            let _fetching = self.prefetch.give_way();
+            // Another may have been quicker to take the room.
+            if has_room && self.fill_ahead(id, version, path, &job.tally) == Fetched::Done {
+                break;
             }
-            if self.has_room_ahead(&file, path, &job.tally) {
-                let _fetching = self.prefetch.give_way();
-                self.fill_ahead(id, version, path, &job.tally);
-                return Some(());
+        }
+        Some(())
+    }
+
+    /// `false`: it need not be fetched any more.
+    fn wait_for_room(&self, job: &Job, position: u32, file: &Subject, path: &Path) -> bool {
+        let mut pause = LOOK;
+        let mut seen = None;
+        while self.turn_of(job, position) == Turn::Go {
+            if self.has_room_ahead(file, path, &job.tally) {
+                return true;
             }
             std::thread::sleep(pause);
-            let now = (job.tally.unused_bytes(), self.reading(|desk| desk.orders().uses()));
+            let now = Some((job.tally.unused_bytes(), self.reading(|desk| desk.orders().uses())));
             pause = if now == seen { (pause * 2).min(PAUSE_MAX) } else { LOOK };
             seen = now;
         }
-        Some(())
+        false
     }
 
     /// Whether a file that nobody has asked for would find room now.
