@@ -12,6 +12,7 @@ use crate::policy::Subject;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, Tally, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,15 @@ pub struct Want {
     pub pin: Option<Pin>,
     /// Nobody has asked for it: it takes room that is free, and its bytes are counted here.
     pub ahead: Option<Arc<Tally>>,
+    /// The warm-up that wants it: kept on the SSD or not at all.
+    pub warm_job: Option<NonZeroU32>,
+}
+
+impl Want {
+    /// Who the policy is to find a place for: what an operator wants needs no reason.
+    fn asks<'a>(&'a self, candidate: &'a Subject) -> Option<(&'a Subject, &'a Path)> {
+        self.warm_job.is_none().then_some((candidate, &*self.path))
+    }
 }
 
 /// Where the file can be read now.
@@ -96,6 +106,9 @@ impl Cache {
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
+        if want.warm_job.is_some() {
+            return Ok(Served::Source(opened));
+        }
         let filled = match (self.fill_ram(want, &opened), &want.ahead) {
             (Err(Stop::NoRoom), Some(tally)) if tally.may_take_places() => {
                 self.fill_ssd(want, &opened, Room::OfLaterFiles)
@@ -139,7 +152,7 @@ impl Cache {
         }
         let candidate = self.candidate(want);
         let room = match room {
-            Room::Made => self.make_room(&candidate, &want.path, candidate.bytes, 1),
+            Room::Made => self.make_room(want.asks(&candidate), candidate.bytes, 1, want.warm_job),
             Room::ToSpare => self.room_to_spare(candidate.bytes, 1),
             Room::OfLaterFiles => self.make_room_ahead(&want.path, candidate.bytes),
         };
@@ -285,7 +298,8 @@ impl Cache {
             return None;
         }
         let candidate = self.candidate(want);
-        let room = self.admits(&candidate, &want.path).then(|| self.make_room(&candidate, &want.path, 0, 1));
+        let admitted = want.warm_job.is_some() || self.admits(&candidate, &want.path);
+        let room = admitted.then(|| self.make_room(want.asks(&candidate), 0, 1, want.warm_job));
         let Some(room) = room.flatten() else {
             self.stats.cache_refusals.inc();
             return None;

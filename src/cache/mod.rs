@@ -11,9 +11,10 @@
 //! | [`journal`] | what changed goes into the index, in batches, after the data |
 //! | [`verify`] | re-hashes what is cached |
 //! | [`scrub`] | the same in the background, slowly and for ever |
+//! | [`names`] | what the source said of names, kept in the index |
 //! | [`disk`] | reads what the SSD has, past the page cache |
 //! | [`mend`] | a cache directory that somebody removed is made anew |
-//! | [`warm`] | fills whole trees |
+//! | [`warm`] | fills whole trees, lists and globs |
 //! | [`prefetch`] | fetches what will be asked for, behind those who ask now |
 //! | [`record`] | tells of each use, to whoever writes a trace |
 //!
@@ -27,6 +28,7 @@ pub mod fill;
 pub mod flight;
 pub mod journal;
 pub mod mend;
+pub mod names;
 pub mod pool;
 pub mod prefetch;
 pub mod read;
@@ -101,6 +103,7 @@ pub struct Cache {
     background: Pool,
     prefetch: Prefetch,
     recorder: record::Recorder,
+    warms: warm::Jobs,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
 }
@@ -145,6 +148,7 @@ impl Cache {
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
             prefetch: Prefetch::new(stats.clone()),
             recorder: record::Recorder::default(),
+            warms: warm::Jobs::default(),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
         });
@@ -438,6 +442,7 @@ impl Cache {
     pub fn stop(&self) {
         self.stop_prefetch();
         self.background.stop();
+        self.warms.stop_all();
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);
         }

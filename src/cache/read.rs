@@ -397,6 +397,7 @@ impl Cache {
             path: path_of(file).to_path_buf(),
             pin: None,
             ahead: None,
+            warm_job: None,
         };
         match self.open_version(&want) {
             Ok(opened) => Ok(opened),
@@ -544,7 +545,10 @@ impl Cache {
         }
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
-        let Some(room) = self.make_room(&subject(file), path_of(file), bytes, 0) else {
+        let warm_job = file.warmed_by().map(|(job, _)| job);
+        let subject = subject(file);
+        let asks = warm_job.is_none().then_some((&subject, path_of(file)));
+        let Some(room) = self.make_room(asks, bytes, 0, warm_job) else {
             self.stats.cache_refusals.inc();
             return Ok(false);
         };

@@ -2,10 +2,12 @@
 //! file is not worth it.
 
 use super::Cache;
+use super::warm::jobs::is_spared;
 use crate::policy::Subject;
 use crate::store::budget::Refusal;
 use crate::store::{Reservation, disk_bytes};
 use crate::types::CHUNK_BYTES;
+use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,24 +27,32 @@ enum For<'a> {
 }
 
 impl Cache {
-    /// Takes `bytes` and `files` from the budget for `candidate`, which is at `path`, evicting as the policy says. `None` if
-    /// there is no room to be had for it.
+    /// Takes `bytes` and `files` from the budget for `candidate`, evicting as the policy says. Without a candidate, for
+    /// what an operator wants, the least of all goes; for a warm-up nothing that warm-ups are at. `None` if there is no
+    /// room to be had.
     pub(super) fn make_room(
         &self,
-        candidate: &Subject,
-        path: &Path,
+        candidate: Option<(&Subject, &Path)>,
         bytes: u64,
         files: u64,
+        warm_job: Option<NonZeroU32>,
     ) -> Option<Reservation> {
-        self.make_room_for(For::File(candidate, path), bytes, files)
+        let whom = candidate.map_or(For::Budget, |(file, path)| For::File(file, path));
+        self.make_room_for(whom, bytes, files, warm_job)
     }
 
     /// The same for a file that an order tells of: only files go that are used later.
     pub(super) fn make_room_ahead(&self, path: &Path, bytes: u64) -> Option<Reservation> {
-        self.make_room_for(For::Ahead(path), bytes, 1)
+        self.make_room_for(For::Ahead(path), bytes, 1, None)
     }
 
-    fn make_room_for(&self, whom: For<'_>, bytes: u64, files: u64) -> Option<Reservation> {
+    fn make_room_for(
+        &self,
+        whom: For<'_>,
+        bytes: u64,
+        files: u64,
+        warm_job: Option<NonZeroU32>,
+    ) -> Option<Reservation> {
         if bytes > self.settings.bytes_max {
             return None;
         }
@@ -56,7 +66,7 @@ impl Cache {
             if self.budget.wait_for_leaving() {
                 continue;
             }
-            if self.budget.is_leaving_full() || !self.evict_one(whom) {
+            if self.budget.is_leaving_full() || !self.evict_one(whom, warm_job) {
                 return None;
             }
             if refusal == Refusal::FreeSpace {
@@ -82,20 +92,17 @@ impl Cache {
 
     /// Evicts until the budget holds, as after a restart with a smaller one.
     pub(super) fn shrink_to_budget(&self) {
-        while self.budget.is_over() && self.make_smaller() {}
+        while self.budget.is_over() && self.evict_one(For::Budget, None) {}
     }
 
-    /// Evicts the least of what is cached. `false`: there is nothing.
-    pub(super) fn make_smaller(&self) -> bool {
-        self.evict_one(For::Budget)
-    }
-
-    /// Evicts what the policy names. `false` if it names nothing.
-    fn evict_one(&self, whom: For<'_>) -> bool {
+    /// Evicts what the policy names for this one. `false` if it names nothing.
+    fn evict_one(&self, whom: For<'_>, warm_job: Option<NonZeroU32>) -> bool {
+        let Some(spared) = self.warms.spared_by(warm_job) else { return false };
         let (file, chosen) = {
             let mut policy = self.policy.lock();
             let mut chosen = None;
             let mut in_use = |id| match self.files.get(id) {
+                Some(file) if is_spared(&file, &spared) => true,
                 Some(file) if file.retire() => {
                     chosen = Some(file);
                     false

@@ -2,7 +2,7 @@
 
 use crate::config::Flag;
 use clap::{Args, Parser, Subcommand};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 
 /// A tiered SSD cache file system for GPU training.
@@ -47,18 +47,12 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Fill the cache with files and trees
-    Warm {
-        /// Files or directories on a mount
-        #[arg(required = true)]
-        paths: Vec<PathBuf>,
-        /// Files to fill at the same time [default: 8]
-        #[arg(long, value_name = "N")]
-        jobs: Option<NonZeroU32>,
-        /// One JSON object at the end
-        #[arg(long)]
-        json: bool,
-    },
+    /// Fill the cache with files, trees, globs and lists, or check what is in it
+    ///
+    /// What is warm already is passed over without reading it, so that a warm-up that was interrupted goes on where it
+    /// ended: give the same command again. Exit codes: 0 everything is warm, 1 something is not, which is named with its
+    /// reason, 2 usage, 130 interrupted by ^C, which stops the daemon's work too.
+    Warm(WarmArgs),
     /// Drop cached copies; the next open asks the source
     Evict {
         /// Files or directories on a mount
@@ -230,6 +224,43 @@ pub struct HintArgs {
     /// One JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+/// `warmfs warm`
+#[derive(Args)]
+pub struct WarmArgs {
+    /// Files, directories or quoted globs on a mount: 'MOUNT/train/*.jpg', 'MOUNT/**/*.tar'
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Take the names from a list, one a line, relative to PATH or absolute; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// The names of the list are ended by NUL, as `find -print0` writes them
+    #[arg(short = '0', long, requires = "from")]
+    pub null: bool,
+    /// Files to fill at the same time [default: 8]
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroU32>,
+    /// Fetch at most so much a second: 100MB
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    pub rate: Option<NonZeroU64>,
+    /// Return at once; `warmfs status` and `warmfs stats` show how far it is
+    #[arg(long)]
+    pub background: bool,
+    /// Only say what is not warm; fetches and changes nothing
+    #[arg(long, conflicts_with_all = ["background", "rate"])]
+    pub check: bool,
+    /// Stop all warm-ups on the mount that PATH is on
+    #[arg(long, conflicts_with_all = ["from", "jobs", "rate", "background", "check"])]
+    pub stop: bool,
+    /// One JSON object at the end
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let none = "a rate of 0 fetches nothing: leave --rate out for no limit";
+    NonZeroU64::new(crate::types::units::parse_size(text)?).ok_or_else(|| none.into())
 }
 
 /// `warmfs demo`

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | [`args`] | the words: verbs, flags, and what they mean for the configuration |
 //! | [`mount`] | `mount`, `umount`: starting a daemon and waiting until it serves |
-//! | [`ask`] | `stats`, `status`, `warm`, `evict`, `verify`: asking a running one |
+//! | [`ask`] | `stats`, `status`, `evict`, `verify`: asking a running one |
+//! | [`warm`] | `warm`: files, trees, globs and lists |
+//! | [`list`] | lists of paths, read in bounded memory |
 //! | [`mod@hint`] | `hint`: the coming order of access |
 //! | [`mod@record`] | `record`: a trace of what is used |
 //! | [`mod@advise`] | `advise`: other cache sizes, of a mount or of a trace |
@@ -12,7 +14,8 @@
 //! | [`demo`] | the speed-up, shown without set-up |
 //! | [`show`] | tables, progress, JSON |
 //!
-//! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage.
+//! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage, 130 a `warm` that was
+//! interrupted.
 #![forbid(unsafe_code)]
 
 /// A line on standard output, as `println!` but without its panic when the reader has gone.
@@ -31,9 +34,11 @@ pub mod ask;
 pub mod demo;
 pub mod doctor;
 pub mod hint;
+pub mod list;
 pub mod mount;
 pub mod record;
 pub mod show;
+pub mod warm;
 
 use crate::config;
 use crate::types::{Error, ErrorKind, PathText};
@@ -58,6 +63,11 @@ impl Failure {
     /// It was asked rightly and went wrong.
     pub fn run_time(message: impl Into<String>) -> Self {
         Self { code: 1, message: message.into() }
+    }
+
+    /// The user has pressed ^C.
+    pub fn interrupted(message: impl Into<String>) -> Self {
+        Self { code: 130, message: message.into() }
     }
 
     /// Verification found damage; the report was printed already.
@@ -121,7 +131,7 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Umount { mountpoint } => mount::umount(&mountpoint),
         Verb::Stats { path, watch, json } => ask::stats(&path, watch, json),
         Verb::Status { paths, json } => ask::status(&paths, json),
-        Verb::Warm { paths, jobs, json } => ask::warm(&paths, jobs, json),
+        Verb::Warm(args) => warm::warm(&args),
         Verb::Evict { paths, json } => ask::evict(&paths, json),
         Verb::Verify { paths, cache_dir, json } => ask::verify(&paths, cache_dir.as_deref(), json),
         Verb::Advise { path, trace, cache_size, json } => {

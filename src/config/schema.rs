@@ -75,6 +75,10 @@ pub struct MountSettings {
 pub struct MetadataSettings {
     /// How long a fact about the source may be believed; zero: ask every time; `None`: forever.
     pub ttl: Option<Duration>,
+    /// Whether names and attributes are asked for ahead of a walk over a slow source.
+    pub read_ahead: bool,
+    /// Whether names and attributes are kept in the index for the next mount.
+    pub keep: bool,
 }
 
 /// `[source]`

@@ -186,13 +186,8 @@ impl Fs {
     fn want(&self, opening: &Opening, attr: &Attr) -> Want {
         let path = opening.node.path();
         let pin = opening.held.as_ref().map(|held| held.pin().clone());
-        Want {
-            id: self.source.file_id(&path, attr),
-            version: self.source.version(attr),
-            path,
-            pin,
-            ahead: None,
-        }
+        let (id, version) = (self.source.file_id(&path, attr), self.source.version(attr));
+        Want { id, version, path, pin, ahead: None, warm_job: None }
     }
 
     fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {

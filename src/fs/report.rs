@@ -14,6 +14,7 @@ impl Fs {
         let ratio = if asked == 0 { Value::Null } else { json!(hits as f64 / asked as f64) };
         let usage = self.cache.usage();
         let (waiting, threads) = self.pool.gauges();
+        let (ahead_waiting, _) = self.ahead.gauges();
         for (name, value) in [
             ("hit_ratio", ratio),
             // Nothing is pinned or decoded yet, and no epochs are told apart; the names are promised.
@@ -27,7 +28,11 @@ impl Fs {
             // Seconds since 1970; null before the first pass of this cache has ended.
             ("scrub_last_pass_s", json!(self.cache.scrub().last_pass_s())),
             ("scrub_waiting_files", json!(self.cache.scrub().waiting())),
+            ("warm_jobs", json!(self.cache.warms().running())),
+            ("warming", self.cache.warms().figures()),
             ("nodes", json!(self.nodes.len())),
+            ("names_ahead_queue", json!(ahead_waiting)),
+            ("names_kept_dirs", json!(self.kept.gauges().0)),
             ("source_queue_depth", json!(waiting)),
             ("source_threads", json!(threads)),
             ("source_waiting", json!(self.watch.len())),

@@ -67,6 +67,7 @@ pub fn run(plan: Plan, config: &Config, ready: impl FnOnce(&Path)) -> Result<()>
     serve(connection, ends.clone())?;
     mounted.tune(config.mount.read_ahead);
     watch_signals(ends)?;
+    fs.start_keeping();
     ready(&plan.mountpoint);
     tracing::info!(
         "serving {} at {} ({}, {})",
@@ -88,6 +89,7 @@ pub fn run(plan: Plan, config: &Config, ready: impl FnOnce(&Path)) -> Result<()>
     tracing::info!("stopping");
     fs.stop();
     drop(server);
+    fs.keep_names();
     cache.stop();
     // Not taken apart: to close a file of the source may wait for the source, and the end of the process does it all.
     std::mem::forget((fs, cache, operator));
@@ -175,6 +177,8 @@ fn fs_settings(config: &Config) -> fs::Settings {
         ttl: config.metadata.ttl,
         passthrough: config.mount.passthrough,
         backing_ids_max: config.mount.backing_ids_max,
+        read_ahead: config.metadata.read_ahead,
+        keep_names: config.metadata.keep,
         source_threads: config.source.threads,
         hang_after: config.source.hang_after,
         timeout: config.source.timeout,

@@ -2,8 +2,10 @@
 
 use super::{End, Plan};
 use crate::cache::prefetch::hints::HintReport;
-use crate::cache::warm::JOBS_DEFAULT;
-use crate::control::{ControlError, ControlErrorKind, Handler, Info, PassthroughInfo, RelPath, Request};
+use crate::cache::warm::{Glob, Lists, Plan as WarmPlan};
+use crate::control::{
+    ControlError, ControlErrorKind, Handler, Info, PassthroughInfo, RelPath, Request, WarmRequest,
+};
 use crate::fs::Fs;
 use crate::fuse::session::Forgetter;
 use crate::policy::sample::AdvicePoint;
@@ -26,13 +28,21 @@ pub struct Operator {
     fs: Arc<Fs>,
     ends: parking_lot::Mutex<Sender<End>>,
     forgetter: OnceLock<Forgetter>,
+    lists: Lists,
     started: Instant,
 }
 
 impl Operator {
     pub(super) fn new(plan: &Plan, fs: Arc<Fs>, ends: Sender<End>) -> Self {
         let ends = parking_lot::Mutex::new(ends);
-        Self { plan: plan.clone(), fs, ends, forgetter: OnceLock::new(), started: Instant::now() }
+        Self {
+            plan: plan.clone(),
+            fs,
+            ends,
+            forgetter: OnceLock::new(),
+            lists: Lists::default(),
+            started: Instant::now(),
+        }
     }
 
     pub(super) fn set_forgetter(&self, forgetter: Forgetter) {
@@ -93,23 +103,51 @@ impl Operator {
 
     fn warm(
         &self,
-        paths: &[RelPath],
-        jobs: Option<std::num::NonZeroU32>,
+        request: WarmRequest,
         progress: &mut dyn FnMut(Value) -> bool,
     ) -> Result<Value, ControlError> {
-        let jobs = jobs.map_or(JOBS_DEFAULT, |n| n.get().min(JOBS_MAX) as usize);
-        let paths: Vec<&Path> = paths.iter().map(RelPath::as_path).collect();
+        let background = request.background && !request.check;
+        let plan = self.warm_plan(request)?;
+        if background {
+            let job = self.fs.cache().warm_in_background(plan).map_err(in_full)?;
+            return Ok(json!({ "job": job }));
+        }
         let (mut every, mut alive) = (Every::new(), true);
-        let report = self.fs.cache().warm(&paths, jobs, &mut |report| {
+        let result = self.fs.cache().warm(plan, &mut |report| {
             if alive && every.due() {
                 alive = progress(json!(report));
             }
             alive
-        })?;
-        if !alive {
-            return Err(cancelled());
+        });
+        let (report, stopped) = result.map_err(in_full)?;
+        match (alive, stopped) {
+            (false, _) => Err(cancelled()),
+            (true, true) => Err(ControlError::new(
+                ControlErrorKind::Cancelled,
+                "the warm-up was stopped; the same command goes on from where it ended",
+            )),
+            (true, false) => Ok(json!(report)),
         }
-        Ok(json!(report))
+    }
+
+    fn warm_plan(&self, request: WarmRequest) -> Result<WarmPlan, ControlError> {
+        let glob = |text: String| ControlError::new(ControlErrorKind::BadRequest, text);
+        let globs = request.globs.iter().map(|g| Glob::new(g.base.as_path(), g.pattern.as_path()));
+        Ok(WarmPlan {
+            globs: globs.collect::<Result<_, _>>().map_err(glob)?,
+            paths: request.paths.iter().map(|path| path.as_path().to_path_buf()).collect(),
+            list: request.list.map(|list| self.lists.remove(list)).transpose()?,
+            jobs: request.jobs.map(|n| n.get().min(JOBS_MAX) as usize),
+            bytes_per_s: request.rate,
+            check: request.check,
+        })
+    }
+
+    /// Adds to a list of a warm-up that is to come.
+    fn warm_list(&self, list: Option<u64>, paths: &[RelPath]) -> Result<Value, ControlError> {
+        let list =
+            self.lists.add(self.fs.cache(), list, paths.iter().map(RelPath::as_path)).map_err(in_full)?;
+        Ok(json!({ "list": list }))
     }
 
     fn verify(
@@ -240,7 +278,9 @@ impl Handler for Operator {
             Request::Stats {} => Ok(self.fs.stats_json()),
             Request::Info {} => Ok(self.info()),
             Request::Evict { paths } => self.evict(&paths, progress),
-            Request::Warm { paths, jobs } => self.warm(&paths, jobs, progress),
+            Request::Warm(request) => self.warm(request, progress),
+            Request::WarmList { list, paths } => self.warm_list(list, &paths),
+            Request::WarmStop {} => Ok(json!({ "stopped": self.fs.cache().warms().stop_all() })),
             Request::Verify { paths } => self.verify(&paths, progress),
             Request::Advise { cache_bytes } => Ok(self.advise(cache_bytes)),
             Request::Hint { job, clear, paths } => self.hint(&job, clear, &paths),
@@ -271,6 +311,14 @@ fn hint_json(report: &HintReport) -> Value {
 fn file_is_below(file: &[u8], dir: &Path) -> bool {
     use std::os::unix::ffi::OsStrExt;
     PathBuf::from(std::ffi::OsStr::from_bytes(file)).starts_with(dir)
+}
+
+/// An error in its own words: a client says of everything that is busy that the connections are.
+fn in_full(error: crate::types::Error) -> ControlError {
+    match error.kind() {
+        crate::types::ErrorKind::Busy => ControlError::new(ControlErrorKind::Failed, error.to_string()),
+        _ => error.into(),
+    }
 }
 
 fn cancelled() -> ControlError {

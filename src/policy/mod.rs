@@ -10,6 +10,7 @@
 //! | [`epochs`] | where in its epoch a data set is |
 //! | [`orders`] | coming orders of access that jobs have told of |
 //! | [`rings`] | when a data set is fetched ahead of its readers, and how far |
+//! | [`ahead`] | how far to read ahead of a walk |
 //! | [`epoch`] | the default: a static set under epochs, hot files admitted, what is over makes room |
 //! | `lru` | `lru` and `none` |
 //! | `stream` | does this stream of reads want the whole file |
@@ -21,6 +22,7 @@
 //! `POLICY.md` beside this file says in plain words what each policy does and what was measured.
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod desk;
 pub mod epoch;
 pub mod epochs;
@@ -35,6 +37,7 @@ mod stream;
 pub mod trace;
 pub mod uses;
 
+pub use ahead::AheadTracker;
 pub use desk::Desk;
 pub use epoch::Epoch;
 pub use lru::{Lru, NeverEvict};

@@ -95,4 +95,8 @@ counters! {
     reads: "1",
     /// Directory listings read from the source.
     listings: "1",
+    /// Listings and attributes asked of the source ahead of a walk.
+    names_ahead: "1",
+    /// Listings taken over from an earlier mount.
+    names_restored: "1",
 }

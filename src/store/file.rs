@@ -15,10 +15,11 @@
 
 use super::{Ahead, CacheDir, Record, Reservation, disk_bytes};
 use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::types::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{
     ChunkIndex, ChunkRange, FileId, FileVersion, GroupId, KernelRef, Result, chunk_count, chunk_range,
 };
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -73,6 +74,8 @@ pub struct CacheFile {
     /// Told without the lock: whether there is something in `ahead`.
     is_ahead: AtomicBool,
     ahead: Mutex<Option<Ahead>>,
+    /// The number of a warm-up, twice; odd once it is warm by it. 0: none.
+    warmed_by: AtomicU64,
 }
 
 struct State {
@@ -134,6 +137,7 @@ impl CacheFile {
             unsettled: AtomicBool::new(false),
             is_ahead: AtomicBool::new(false),
             ahead: Mutex::new(None),
+            warmed_by: AtomicU64::new(0),
         })
     }
 
@@ -195,6 +199,17 @@ impl CacheFile {
         }
         let ahead = self.ahead.lock().take();
         ahead.map(Ahead::used).is_some()
+    }
+
+    /// The warm-up that has last made it warm (`true`), or is about to.
+    pub fn warmed_by(&self) -> Option<(NonZeroU32, bool)> {
+        warm_mark(self.warmed_by.load(Ordering::Acquire))
+    }
+
+    /// A warm-up has made it warm (`done`), or is about to. Gives what was noted before.
+    pub fn set_warmed_by(&self, job: NonZeroU32, done: bool) -> Option<(NonZeroU32, bool)> {
+        let mark = u64::from(job.get()) << 1 | u64::from(done);
+        warm_mark(self.warmed_by.swap(mark, Ordering::AcqRel))
     }
 
     /// Its content.
@@ -393,6 +408,10 @@ impl CacheFile {
         self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         Some(FileUse(self.clone()))
     }
+}
+
+fn warm_mark(mark: u64) -> Option<(NonZeroU32, bool)> {
+    NonZeroU32::new((mark >> 1) as u32).map(|job| (job, mark & 1 == 1))
 }
 
 impl Drop for CacheFile {

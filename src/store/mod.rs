@@ -1,7 +1,7 @@
 //! Bytes on the SSD, and what may be believed of them.
 //!
 //! One plain file per source file at the same offsets ([`dir`]), because the kernel's passthrough has no offset
-//! mapping; an index that survives a crash ([`index`], [`mod@format`]); space reserved before it is used ([`budget`]);
+//! mapping; an index that survives a crash ([`index`], [`mod@format`], [`names`]); space reserved before it is used ([`budget`]);
 //! and [`CacheFile`], which is one version of one file and everything known of its chunks. A room of mechanisms: what
 //! to fetch, keep or drop is decided above.
 #![forbid(unsafe_code)]
@@ -13,6 +13,7 @@ pub mod file;
 pub mod format;
 pub mod index;
 mod index_file;
+pub mod names;
 pub mod ram;
 pub mod spool;
 

@@ -21,3 +21,4 @@ mod seam;
 mod single_flight;
 mod space;
 mod tidy;
+mod warm;

@@ -30,3 +30,5 @@ mod smoke;
 mod space;
 mod tools;
 mod users;
+mod walks;
+mod warm;

@@ -9,7 +9,7 @@ use super::{Cache, Fetched, LOOK};
 use crate::policy::Subject;
 use crate::policy::orders::{Name, OrderFigures, Turn};
 use crate::store::spool::{self, Spool, SpoolPart};
-use crate::store::{Reservation, Tally, disk_bytes};
+use crate::store::{Tally, disk_bytes};
 use crate::types::sync::{Condvar, Mutex};
 use crate::types::{Error, ErrorKind, FileKind, GroupId, Result, escape_bytes};
 use std::collections::{BTreeSet, HashMap};
@@ -172,20 +172,9 @@ impl Cache {
     fn write_paths(&self, paths: &[PathBuf]) -> Result<SpoolPart> {
         let bytes = spool::encode(paths.iter().map(|path| path.as_os_str().as_bytes()));
         let no_room = || Error::new(ErrorKind::NoSpace, "write", "an order of access beside the cache");
-        let room = self.make_any_room(disk_bytes(bytes.len() as u64)).ok_or_else(no_room)?;
+        let bytes_on_disk = disk_bytes(bytes.len() as u64);
+        let room = self.make_room(None, bytes_on_disk, 1, None).ok_or_else(no_room)?;
         Spool::write(&self.dir, &bytes, room)
-    }
-
-    /// Room for what is no file of the source.
-    fn make_any_room(&self, bytes: u64) -> Option<Reservation> {
-        loop {
-            if let Some(room) = self.room_to_spare(bytes, 1) {
-                return Some(room);
-            }
-            if !self.make_smaller() {
-                return None;
-            }
-        }
     }
 
     /// Tells the policy what is cached already.

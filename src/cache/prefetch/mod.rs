@@ -162,7 +162,8 @@ impl Cache {
     }
 
     fn fill_ahead(&self, id: FileId, version: FileVersion, path: &Path, tally: &Arc<Tally>) -> Fetched {
-        let want = Want { id, version, path: path.to_path_buf(), pin: None, ahead: Some(tally.clone()) };
+        let (path, ahead) = (path.to_path_buf(), Some(tally.clone()));
+        let want = Want { id, version, path, pin: None, ahead, warm_job: None };
         match self.fill_blocking(&want) {
             Ok(Served::Source(_)) => Fetched::NoRoom,
             Ok(Served::File(_)) | Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,

@@ -75,17 +75,18 @@ impl Journey<'_> {
                 let child = path.join(&entry.name);
                 match entry.kind {
                     FileKind::Directory if is_deep && self.is_ours(&child.join("f")) => dirs.push(child),
-                    FileKind::Regular if self.is_ours(&child) => {
-                        if !self.wait_for_turn() || listed.send(child).is_err() {
-                            return;
-                        }
-                    }
+                    FileKind::Regular if self.is_ours(&child) && !self.offer(&listed, child) => return,
                     _ => {}
                 }
             }
             // The first is taken next.
             waiting.extend(dirs.into_iter().rev());
         }
+    }
+
+    /// Gives it to who fetches, in time. `false`: it is over.
+    fn offer(&self, listed: &SyncSender<PathBuf>, file: PathBuf) -> bool {
+        self.wait_for_turn() && listed.send(file).is_ok()
     }
 
     /// Whether a file there belongs to the data set, and not to another within it.
