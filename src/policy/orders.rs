@@ -24,8 +24,9 @@ const SLACK_MIN: u32 = 64;
 /// ...and at most so many: those of sixteen workers with two batches of 512 each.
 const SLACK_MAX: u32 = 16_384;
 /// An order is judged every so many uses of its files...
-const JUDGE_USES: u32 = 128;
-/// ...and dropped when fewer than this share were right, or more lines passed over than read. A wrong order is right by
+const JUDGE_USES: u32 = 32;
+/// ...and dropped when fewer than this share were right, or fewer than half while more
+/// lines were passed over than read. A wrong order is right by
 /// chance in one of eight; two jobs over the same files of which one has an order are in one of two.
 const RIGHT_SHARE: u32 = 4;
 /// After so many uses, none of them of its own, an order rests.
@@ -236,7 +237,8 @@ impl Order {
         }
         // One that is right by chance leaps over most of its lines.
         let skipped = self.skipped - self.judged_skipped;
-        let believed = *good * RIGHT_SHARE >= *of && skipped <= u64::from(*good);
+        let leaps = skipped > u64::from(*good) && *good * 2 < *of;
+        let believed = *good * RIGHT_SHARE >= *of && !leaps;
         (self.judged, self.judged_skipped) = ((0, 0), self.skipped);
         believed
     }
