@@ -6,7 +6,8 @@
 use super::Cache;
 use super::engine::{Copy, CopyError};
 use super::flight::Waiter;
-use super::read::{Opened, Room, Serving};
+use super::read::{Opened, Serving};
+use super::space::Room;
 use crate::backing::Pin;
 use crate::policy::Subject;
 use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, Tally, disk_bytes};
@@ -33,13 +34,6 @@ pub struct Want {
     pub ahead: Option<Arc<Tally>>,
     /// The warm-up that wants it: kept on the SSD or not at all.
     pub warm_job: Option<NonZeroU32>,
-}
-
-impl Want {
-    /// Who the policy is to find a place for: what an operator wants needs no reason.
-    fn asks<'a>(&self, candidate: &'a Subject) -> Option<&'a Subject> {
-        self.warm_job.is_none().then_some(candidate)
-    }
 }
 
 /// Where the file can be read now.
@@ -87,7 +81,8 @@ impl Cache {
         }
         let _reader = want.ahead.is_none().then(|| self.prefetch.reader());
         let opened = self.open_version(want)?;
-        match self.fill_ssd(want, &opened) {
+        let room = if want.ahead.is_some() { Room::Spare } else { Room::Made };
+        match self.fill_ssd(want, &opened, room) {
             Ok(file) => return Ok(Served::File(file)),
             Err(Stop::Source(error)) => return Err(error),
             Err(Stop::NoRoom) if want.ahead.is_some() => {}
@@ -97,7 +92,13 @@ impl Cache {
         if want.warm_job.is_some() {
             return Ok(Served::Source(opened));
         }
-        match self.fill_ram(want, &opened) {
+        let filled = match (self.fill_ram(want, &opened), &want.ahead) {
+            (Err(Stop::NoRoom), Some(tally)) if tally.may_take_places() => {
+                self.fill_ssd(want, &opened, Room::OfLaterFiles)
+            }
+            (filled, _) => filled,
+        };
+        match filled {
             Ok(file) => Ok(Served::File(file)),
             Err(Stop::Source(error)) => Err(error),
             Err(Stop::NoRoom | Stop::Ssd(_)) => Ok(Served::Source(opened)),
@@ -128,15 +129,12 @@ impl Cache {
         Ok(Opened { source, attr })
     }
 
-    fn fill_ssd(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
+    fn fill_ssd(&self, want: &Want, opened: &Opened, room: Room) -> std::result::Result<FileUse, Stop> {
         if !self.may_write() {
             return Err(Stop::NoRoom);
         }
         let candidate = self.candidate(want);
-        let room = match want.ahead {
-            None => self.make_room(want.asks(&candidate), candidate.bytes, 1, want.warm_job),
-            Some(_) => self.room_to_spare(candidate.bytes, 1),
-        };
+        let room = self.find_room(room, (&candidate, &want.path), candidate.bytes, 1, want.warm_job);
         let room = room.ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
         let fd = Arc::new(fd);
@@ -279,8 +277,9 @@ impl Cache {
             return None;
         }
         let candidate = self.candidate(want);
-        let admitted = want.warm_job.is_some() || self.admits(&candidate);
-        let room = admitted.then(|| self.make_room(want.asks(&candidate), 0, 1, want.warm_job));
+        let admitted = want.warm_job.is_some() || self.admits(&candidate, &want.path);
+        let room =
+            admitted.then(|| self.find_room(Room::Made, (&candidate, &want.path), 0, 1, want.warm_job));
         let Some(room) = room.flatten() else {
             self.stats.cache_refusals.inc();
             return None;

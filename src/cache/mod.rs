@@ -16,6 +16,7 @@
 //! | [`mend`] | a cache directory that somebody removed is made anew |
 //! | [`warm`] | fills whole trees, lists and globs |
 //! | [`prefetch`] | fetches what will be asked for, behind those who ask now |
+//! | [`record`] | tells of each use, to whoever writes a trace |
 //!
 //! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
 //! becomes a counter and a read from the source.
@@ -31,6 +32,7 @@ pub mod names;
 pub mod pool;
 pub mod prefetch;
 pub mod read;
+pub mod record;
 pub mod scrub;
 pub mod space;
 pub mod verify;
@@ -100,6 +102,7 @@ pub struct Cache {
     scrub: scrub::Scrub,
     background: Pool,
     prefetch: Prefetch,
+    recorder: record::Recorder,
     warms: warm::Jobs,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
@@ -144,6 +147,7 @@ impl Cache {
             journal: Journal::new(index, dir, stats.clone()),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
             prefetch: Prefetch::new(stats.clone()),
+            recorder: record::Recorder::default(),
             warms: warm::Jobs::default(),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
@@ -205,7 +209,7 @@ impl Cache {
             (true, crate::store::Place::Ssd { .. }) => Tier::Ssd,
             (true, crate::store::Place::Ram(_)) => Tier::Ram,
         };
-        self.tell_policy(&subject(file), from);
+        self.tell_policy(&subject(file), file.path(), file.size(), from);
         if was_ahead {
             self.guess_siblings(file.path());
             self.guess_shards(file.path(), file.size());
@@ -222,9 +226,12 @@ impl Cache {
         was_ahead
     }
 
-    fn tell_policy(&self, file: &Subject, from: Tier) {
-        let scout = self.policy.lock().opened(file, from, self.now_ms());
-        if let Some(group) = scout {
+    fn tell_policy(&self, file: &Subject, path: &[u8], size: u64, from: Tier) {
+        let noted = self.policy.lock().opened(file, path, from, self.now_ms());
+        if noted.is_use {
+            self.recorder.used(path, size);
+        }
+        if let Some(group) = noted.scout {
             self.prefetch.send_scout(group);
         }
     }
@@ -234,13 +241,15 @@ impl Cache {
     pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
         let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
         let from = if cached { Tier::Ssd } else { Tier::Source };
-        self.tell_policy(&Subject { id, group, bytes: disk_bytes(size) }, from);
+        let file = Subject { id, group, bytes: disk_bytes(size) };
+        let path = path.as_os_str().as_bytes();
+        self.tell_policy(&file, path, size, from);
         if cached {
             return;
         }
-        self.guess_siblings(path.as_os_str().as_bytes());
+        self.guess_siblings(path);
         if self.is_small(size) {
-            self.guess_shards(path.as_os_str().as_bytes(), size);
+            self.guess_shards(path, size);
         }
     }
 
@@ -417,6 +426,11 @@ impl Cache {
         &self.source
     }
 
+    /// Who wants to know of each use.
+    pub fn recorder(&self) -> &record::Recorder {
+        &self.recorder
+    }
+
     /// The counters.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
@@ -501,6 +515,7 @@ fn sweep(dir: &CacheDir, records: &mut Vec<(FileId, Record)>) -> Result<Vec<File
 fn note_inserted(policy: &mut Desk, file: &CacheFile) {
     file.set_group(policy.group_of(file.path()));
     policy.inserted(&subject(file));
+    policy.cached_at(file.id(), file.path());
 }
 
 /// A cached file as the policy sees it.

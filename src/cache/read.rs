@@ -11,6 +11,7 @@ use super::engine::{Copy, CopyError};
 use super::fill::{FillError, Want, path_of};
 use super::flight::{Lead, Waiter};
 use super::pool::Pool;
+use super::space::Room;
 use super::{Cache, abandoned, subject};
 use crate::backing::{Look, SourceFile};
 use crate::policy::StreamTracker;
@@ -124,15 +125,6 @@ impl Partial {
         let read = ahead.extract_if(.., |(index, _)| (chunks.start..chunks.end).contains(index));
         read.for_each(|(_, ahead)| ahead.used());
     }
-}
-
-/// Where the room for chunks comes from.
-#[derive(Clone, Copy)]
-pub(super) enum Room {
-    /// From what is free, and from what the policy gives up for them.
-    Made,
-    /// From what is free: nobody has asked for them.
-    Spare,
 }
 
 impl Serving {
@@ -603,15 +595,11 @@ impl Cache {
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
         let warm_job = file.warmed_by().map(|(job, _)| job);
-        let room = match room {
-            Room::Made => self.make_room(warm_job.is_none().then_some(&subject(file)), bytes, 0, warm_job),
-            Room::Spare => match self.room_to_spare(bytes, 0) {
-                Some(room) => Some(room),
-                None => return Ok(false),
-            },
-        };
-        let Some(room) = room else {
-            self.stats.cache_refusals.inc();
+        let subject = subject(file);
+        let Some(room) = self.find_room(room, (&subject, path_of(file)), bytes, 0, warm_job) else {
+            if room == Room::Made {
+                self.stats.cache_refusals.inc();
+            }
             return Ok(false);
         };
         let Ok(target) = self.open_data(file) else { return Ok(false) };

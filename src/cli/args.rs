@@ -89,6 +89,22 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Tell a mount in which order files will be opened, so that it fetches them in time; or show what it was told
+    Hint(HintArgs),
+    /// Write down which files are used on a mount, in order, until Ctrl-C: a trace for `hint` and `advise`
+    Record {
+        /// Any path on a mount
+        mount: PathBuf,
+        /// Where to: a line for each use, its path; - is standard output
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Write the bytes of the file and a tab before each path, for `advise --trace`
+        #[arg(long)]
+        sizes: bool,
+        /// Ends when the trace is so large
+        #[arg(long, value_name = "SIZE", default_value = "1GB")]
+        max_size: String,
+    },
     /// What this kernel and this user can do, and what each missing thing costs
     Doctor {
         /// A source to look at too
@@ -185,6 +201,29 @@ pub struct MountArgs {
     /// Report readiness on standard output, then let go of the terminal: how `mount` starts its daemon
     #[arg(long, hide = true)]
     pub daemon: bool,
+}
+
+/// `warmfs hint`
+#[derive(Args)]
+pub struct HintArgs {
+    /// Any path on a mount; without --order and --clear what is known of all orders is shown
+    pub mount: PathBuf,
+    /// The coming order: one path a line, relative to the mount or absolute below it, or a trace of `warmfs record`; - is
+    /// standard input. It comes after what the job has told before
+    #[arg(long, value_name = "FILE")]
+    pub order: Option<PathBuf>,
+    /// Paths end with a NUL byte and not with a newline
+    #[arg(short = '0', long, requires = "order")]
+    pub null: bool,
+    /// Whose order: each job that reads in an order of its own has a name
+    #[arg(long, value_name = "NAME", default_value = crate::control::JOB_DEFAULT)]
+    pub job: String,
+    /// Forget what the job has told before
+    #[arg(long)]
+    pub clear: bool,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `warmfs warm`

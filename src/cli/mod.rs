@@ -7,6 +7,8 @@
 //! | [`ask`] | `stats`, `status`, `evict`, `verify`: asking a running one |
 //! | [`warm`] | `warm`: files, trees, globs and lists |
 //! | [`list`] | lists of paths, read in bounded memory |
+//! | [`mod@hint`] | `hint`: the coming order of access |
+//! | [`mod@record`] | `record`: a trace of what is used |
 //! | [`mod@advise`] | `advise`: other cache sizes, of a mount or of a trace |
 //! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
@@ -33,8 +35,10 @@ pub mod ask;
 pub mod demo;
 pub mod doctor;
 mod epochs;
+pub mod hint;
 pub mod list;
 pub mod mount;
+pub mod record;
 pub mod show;
 pub mod warm;
 
@@ -135,6 +139,8 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Advise { path, trace, cache_size, json } => {
             advise::advise(path.as_deref(), trace.as_deref(), &cache_size, json)
         }
+        Verb::Hint(args) => hint::hint(&args),
+        Verb::Record { mount, out, sizes, max_size } => record::record(&mount, &out, sizes, &max_size),
         Verb::Doctor { source, cache_dir, json } => doctor(source, cache_dir, json),
         Verb::Demo(args) => demo::run(&args),
         Verb::Config { verb } => config_verb(&verb),

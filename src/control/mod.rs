@@ -26,7 +26,8 @@ pub use client::{Client, ClientError, Mounted, find_mount};
 #[cfg(fuzzing)]
 pub use line::{Lines, Next};
 pub use protocol::{
-    ADVISE_SIZES_MAX, ControlError, ControlErrorKind, GLOBS_MAX, GlobPath, Info, PassthroughInfo, RelPath,
-    Reply, Request, VERSION, WarmRequest, batches, parse_request,
+    ADVISE_SIZES_MAX, ControlError, ControlErrorKind, GLOBS_MAX, GlobPath, Info, JOB_DEFAULT,
+    PassthroughInfo, REQUEST_BYTES_MAX, RelPath, Reply, Request, VERSION, WarmRequest, batches,
+    parse_request,
 };
 pub use server::{Handler, SOCKET_NAME, Server};

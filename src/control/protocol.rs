@@ -66,8 +66,33 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         cache_bytes: Vec<u64>,
     },
+    /// Tell of the coming order of access of a job; and, always, say what is known of all orders.
+    Hint {
+        /// Which order; [`JOB_DEFAULT`] where absent.
+        #[serde(default = "job_default")]
+        job: String,
+        /// Forget first what was told before; otherwise the paths come after it.
+        #[serde(default)]
+        clear: bool,
+        /// Paths as text of [`escape_bytes`], in the order in which they will be opened; relative to the mount's root, or
+        /// absolute below it. One that is neither is counted, and is no error.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        paths: Vec<String>,
+    },
+    /// Tell of every use of a file from now on, as progress, until the caller goes.
+    Record {},
     /// Unmount and end.
     Stop {},
+}
+
+/// The job of an order that has no name.
+pub const JOB_DEFAULT: &str = "default";
+
+/// Longest name of a job, bytes.
+pub const JOB_BYTES_MAX: usize = 64;
+
+fn job_default() -> String {
+    JOB_DEFAULT.into()
 }
 
 /// Each size is a replay of its own.
@@ -129,8 +154,19 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// Every verb, for error messages and for telling an unknown verb from a malformed request.
-const VERBS: [&str; 9] =
-    ["stats", "info", "evict", "warm", "warm_list", "warm_stop", "verify", "advise", "stop"];
+const VERBS: [&str; 11] = [
+    "stats",
+    "info",
+    "evict",
+    "warm",
+    "warm_list",
+    "warm_stop",
+    "verify",
+    "advise",
+    "hint",
+    "record",
+    "stop",
+];
 
 impl Request {
     /// The verb as it is written on the wire.
@@ -144,13 +180,15 @@ impl Request {
             Self::WarmStop {} => "warm_stop",
             Self::Verify { .. } => "verify",
             Self::Advise { .. } => "advise",
+            Self::Hint { .. } => "hint",
+            Self::Record {} => "record",
             Self::Stop {} => "stop",
         }
     }
 
     /// Whether the answer takes moments, whatever the size of the dataset.
     pub fn is_quick(&self) -> bool {
-        self.paths().is_none()
+        self.paths().is_none() && !matches!(self, Self::Record {})
     }
 
     /// The paths of the verbs that take some.
@@ -158,7 +196,8 @@ impl Request {
         match self {
             Self::Evict { paths } | Self::WarmList { paths, .. } | Self::Verify { paths } => Some(paths),
             Self::Warm(warm) => Some(&warm.paths),
-            Self::Stats {} | Self::Info {} | Self::WarmStop {} | Self::Advise { .. } | Self::Stop {} => None,
+            Self::Stats {} | Self::Info {} | Self::WarmStop {} | Self::Advise { .. } => None,
+            Self::Hint { .. } | Self::Record {} | Self::Stop {} => None,
         }
     }
 
@@ -185,6 +224,11 @@ pub fn parse_request(line: &[u8]) -> Result<Request, ControlError> {
     match (&request, request.paths()) {
         (Request::Advise { cache_bytes }, _) if cache_bytes.len() > ADVISE_SIZES_MAX => {
             Err(bad(format!("more than {ADVISE_SIZES_MAX} sizes in `cache_bytes`: ask for fewer at a time")))
+        }
+        (Request::Hint { job, .. }, _)
+            if job.is_empty() || job.len() > JOB_BYTES_MAX || job.contains(char::is_control) =>
+        {
+            Err(bad(format!("`job` is to be 1 to {JOB_BYTES_MAX} bytes without control characters")))
         }
         (Request::Warm(warm), _) if warm.globs.len() > GLOBS_MAX => {
             Err(bad(format!("more than {GLOBS_MAX} globs: use `**`, or a list")))
@@ -501,6 +545,9 @@ mod tests {
             Request::Verify { paths },
             Request::Advise { cache_bytes: vec![] },
             Request::Advise { cache_bytes: vec![1, u64::MAX] },
+            Request::Hint { job: "rank 0".into(), clear: true, paths: vec!["a/b".into(), "\\xff".into()] },
+            Request::Hint { job: JOB_DEFAULT.into(), clear: false, paths: vec![] },
+            Request::Record {},
             Request::Stop {},
         ];
         for request in requests {
@@ -539,6 +586,8 @@ mod tests {
         assert_eq!(kind(r#"{"v":1,"verb":"evict"}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"evict","paths":[]}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"jobs":0}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"hint","job":""}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"hint","job":"a\nb"}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"speed":1}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"rate":0}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"warm"}"#), BadRequest);

@@ -477,7 +477,8 @@ mod tests {
                 Request::Evict { paths } => {
                     Err(ControlError::new(ControlErrorKind::NotFound, format!("no {:?}", paths[0])))
                 }
-                Request::Advise { .. } | Request::Stop {} => Ok(Value::Null),
+                Request::Advise { .. } | Request::Hint { .. } => Ok(Value::Null),
+                Request::Record {} | Request::Stop {} => Ok(Value::Null),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The verbs of the control socket, on a running mount.
 
 use super::{End, Plan};
+use crate::cache::prefetch::hints::HintReport;
 use crate::cache::warm::{Glob, Lists, Plan as WarmPlan};
 use crate::control::{
     ControlError, ControlErrorKind, Handler, Info, PassthroughInfo, RelPath, Request, WarmRequest,
@@ -9,8 +10,10 @@ use crate::fs::Fs;
 use crate::fuse::session::Forgetter;
 use crate::policy::sample::AdvicePoint;
 use crate::policy::simulate;
-use crate::types::PathText;
+use crate::types::{PathText, escape_bytes, unescape_bytes};
 use serde_json::{Value, json};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
@@ -196,6 +199,62 @@ impl Operator {
             "sizes": advice.points.iter().map(point).collect::<Vec<_>>() })
     }
 
+    /// Takes in the coming order of `job`, and says what is known of all orders.
+    fn hint(&self, job: &str, clear: bool, lines: &[String]) -> Result<Value, ControlError> {
+        let cache = self.fs.cache();
+        if clear {
+            cache.clear_hint(job);
+        }
+        let mut paths = Vec::with_capacity(lines.len());
+        let (mut refused, mut refused_first) = (0u64, Vec::new());
+        for line in lines {
+            match self.hinted_path(line) {
+                Ok(path) => paths.push(path),
+                Err(reason) => {
+                    refused += 1;
+                    if refused_first.len() < REFUSED_SHOWN_MAX {
+                        refused_first.push(reason);
+                    }
+                }
+            }
+        }
+        if !paths.is_empty() {
+            cache.hint(job, &paths)?;
+        }
+        let jobs: Vec<Value> = cache.hints().iter().map(hint_json).collect();
+        Ok(
+            json!({ "accepted": paths.len(), "refused": refused, "refused_first": refused_first, "jobs": jobs }),
+        )
+    }
+
+    /// The path below the root that a line of an order names.
+    fn hinted_path(&self, line: &str) -> Result<PathBuf, String> {
+        let bytes = unescape_bytes(line).ok_or("a backslash is \\\\, a byte \\xNN")?;
+        let path = Path::new(OsStr::from_bytes(&bytes));
+        let below = path.strip_prefix(&self.plan.mountpoint).unwrap_or(path);
+        let path = RelPath::new(below)?;
+        match path == RelPath::root() {
+            true => Err("a line that names the mount itself".into()),
+            false => Ok(path.as_path().to_path_buf()),
+        }
+    }
+
+    /// Tells of each use of a file until the caller goes.
+    fn record(&self, progress: &mut dyn FnMut(Value) -> bool) -> Result<Value, ControlError> {
+        let too_many = || ControlError::new(ControlErrorKind::Busy, "others record this mount already");
+        let recording = self.fs.cache().recorder().begin().ok_or_else(too_many)?;
+        loop {
+            let (uses, lost) = recording.take();
+            let uses: Vec<Value> =
+                uses.iter().map(|one| json!([one.size, escape_bytes(&one.path)])).collect();
+            // Also when there are none: the caller learns that it has begun, and we that it is still there.
+            if !progress(json!({ "uses": uses, "lost": lost })) {
+                return Err(cancelled());
+            }
+            std::thread::sleep(PROGRESS_INTERVAL);
+        }
+    }
+
     /// A path that neither the source nor the cache knows is a slip of the hand.
     fn check_exists(&self, path: &RelPath) -> Result<(), ControlError> {
         let Err(error) = self.fs.cache().source().stat(path.as_path()) else { return Ok(()) };
@@ -203,6 +262,9 @@ impl Operator {
         if cached { Ok(()) } else { Err(error.into()) }
     }
 }
+
+/// Refused lines of an order that are shown.
+const REFUSED_SHOWN_MAX: usize = 5;
 
 /// More threads than this only queue at the source.
 const JOBS_MAX: u32 = 256;
@@ -222,12 +284,29 @@ impl Handler for Operator {
             Request::WarmStop {} => Ok(json!({ "stopped": self.fs.cache().warms().stop_all() })),
             Request::Verify { paths } => self.verify(&paths, progress),
             Request::Advise { cache_bytes } => Ok(self.advise(cache_bytes)),
+            Request::Hint { job, clear, paths } => self.hint(&job, clear, &paths),
+            Request::Record {} => self.record(progress),
             Request::Stop {} => {
                 let _ = self.ends.lock().send(End::Asked);
                 Ok(json!({}))
             }
         }
     }
+}
+
+fn hint_json(report: &HintReport) -> Value {
+    let order = &report.order;
+    let judged = order.right + order.wrong;
+    let state = match order {
+        order if order.dropped => "dropped",
+        order if order.position == order.lines => "read",
+        order if order.resting => "resting",
+        _ => "followed",
+    };
+    json!({ "job": report.job, "state": state, "lines": order.lines, "position": order.position,
+        "right": order.right, "wrong": order.wrong, "skipped": order.skipped,
+        "precision": (judged > 0).then(|| order.right as f64 / judged as f64),
+        "unknown": report.unknown, "unknown_first": report.unknown_first })
 }
 
 fn file_is_below(file: &[u8], dir: &Path) -> bool {

@@ -9,6 +9,7 @@
 //! | [`groups`] | which data set a path belongs to |
 //! | [`uses`] | opens of a file close together are one use of it |
 //! | [`epochs`] | where in its epoch a data set is |
+//! | [`orders`] | coming orders of access that jobs have told of |
 //! | [`rings`] | when a data set is fetched ahead of its readers, and how far |
 //! | [`ahead`] | how far to read ahead of a walk |
 //! | [`epoch`] | the default: a static set under epochs, hot files admitted, what is over makes room |
@@ -29,6 +30,7 @@ pub mod epoch;
 pub mod epochs;
 pub mod groups;
 mod lru;
+pub mod orders;
 pub mod rings;
 pub mod sample;
 pub mod scrub;

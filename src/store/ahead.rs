@@ -15,14 +15,32 @@ pub struct Tally {
     unused_files: AtomicU64,
     used_files: AtomicU64,
     wasted_files: AtomicU64,
+    place_bytes_max: u64,
 }
 
 impl Tally {
     /// Nothing yet. Bytes are counted in `stats`, too.
     pub fn new(stats: Arc<Stats>) -> Arc<Self> {
+        Self::in_place_of_others(stats, 0)
+    }
+
+    /// The same, and while fewer than so many bytes lie unused its files may take the places of others.
+    pub fn in_place_of_others(stats: Arc<Stats>, place_bytes_max: u64) -> Arc<Self> {
         let zero = || AtomicU64::new(0);
         let (used_files, wasted_files) = (zero(), zero());
-        Arc::new(Self { stats, unused_bytes: zero(), unused_files: zero(), used_files, wasted_files })
+        Arc::new(Self {
+            stats,
+            unused_bytes: zero(),
+            unused_files: zero(),
+            used_files,
+            wasted_files,
+            place_bytes_max,
+        })
+    }
+
+    /// Whether a file may take the place of another now.
+    pub fn may_take_places(&self) -> bool {
+        self.unused_bytes() < self.place_bytes_max
     }
 
     /// Bytes that are here and were not asked for yet.

@@ -15,6 +15,7 @@ pub mod index;
 mod index_file;
 pub mod names;
 pub mod ram;
+pub mod spool;
 
 pub use ahead::{Ahead, Tally};
 pub use budget::{Budget, Reservation};

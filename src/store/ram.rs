@@ -103,7 +103,8 @@ impl RamWindow {
 
     /// All files in the window.
     pub fn all(&self) -> Vec<Arc<CacheFile>> {
-        self.files.lock().iter().map(|(_, file)| file.clone()).collect()
+        let files = self.files.lock();
+        files.used.iter().chain(files.ahead.iter()).map(|(_, file)| file.clone()).collect()
     }
 
     /// Bytes in the window.

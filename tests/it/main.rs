@@ -12,6 +12,7 @@ mod faulty_io;
 #[path = "../figures.rs"]
 mod figures;
 mod fs_model;
+mod hints;
 mod policies;
 mod power_loss;
 mod restart;

@@ -363,7 +363,7 @@ fn an_open_costs_little() {
     trace.files[..n as usize / 2].iter().for_each(|file| desk.inserted(file));
     let ns = cpu_ns(|| {
         for (&at, n) in trace.opens.iter().zip(0..) {
-            desk.opened(&trace.files[at as usize], Tier::Ssd, n);
+            desk.opened(&trace.files[at as usize], b"d/f", Tier::Ssd, n);
         }
     });
     println!("{} ns for an open", ns / opens);

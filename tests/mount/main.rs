@@ -17,6 +17,7 @@ mod faulty_source;
 #[path = "../figures.rs"]
 mod figures;
 mod files;
+mod hints;
 mod lifecycle;
 mod limits;
 mod listing;

@@ -12,20 +12,20 @@ fn mixed(seed: u64, n: u64) -> u32 {
 }
 
 /// `0..count` in an order of its own.
-fn shuffled(seed: u64, count: u64) -> Vec<u64> {
+pub fn shuffled(seed: u64, count: u64) -> Vec<u64> {
     let mut files: Vec<u64> = (0..count).collect();
     files.sort_by_key(|&n| mixed(seed, n));
     files
 }
 
 /// A data set of files of mixed sizes in classes.
-struct DataSet {
-    count: u64,
-    mean_bytes: usize,
+pub struct DataSet {
+    pub count: u64,
+    pub mean_bytes: usize,
 }
 
 impl DataSet {
-    fn name(&self, n: u64) -> String {
+    pub fn name(&self, n: u64) -> String {
         format!("train/class{}/{n}.jpg", n % 20)
     }
 
@@ -33,16 +33,16 @@ impl DataSet {
         self.mean_bytes / 2 + mixed(3, n) as usize % self.mean_bytes
     }
 
-    fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         (0..self.count).map(|n| self.size(n) as u64).sum()
     }
 
     /// What the files take in blocks.
-    fn blocks(&self) -> u64 {
+    pub fn blocks(&self) -> u64 {
         (0..self.count).map(|n| self.size(n).next_multiple_of(4096) as u64).sum()
     }
 
-    fn write(&self, dir: &Path) {
+    pub fn write(&self, dir: &Path) {
         for n in 0..self.count {
             let path = dir.join(self.name(n));
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -51,7 +51,7 @@ impl DataSet {
     }
 
     /// Reads all files once, on one thread, and compares them; with a pause after each, as who computes makes.
-    fn read(&self, dir: &Path, order: &[u64], pause: Duration) -> Duration {
+    pub fn read(&self, dir: &Path, order: &[u64], pause: Duration) -> Duration {
         let start = Instant::now();
         for &n in order {
             let bytes = std::fs::read(dir.join(self.name(n))).unwrap();
@@ -62,14 +62,14 @@ impl DataSet {
     }
 }
 
-fn grown<T>(world: &World, names: [&str; 5], work: impl FnOnce() -> T) -> ([u64; 5], T) {
+pub fn grown<T>(world: &World, names: [&str; 5], work: impl FnOnce() -> T) -> ([u64; 5], T) {
     let before = names.map(|name| world.stat(name));
     let done = work();
     let after = names.map(|name| world.stat(name));
     (std::array::from_fn(|i| after[i] - before[i]), done)
 }
 
-const FIGURES: [&str; 5] =
+pub const FIGURES: [&str; 5] =
     ["hits", "opens", "prefetched_bytes", "prefetch_used_bytes", "prefetch_wasted_bytes"];
 
 /// Goal: with half of the data on the SSD, and RAM for a twentieth, reading ahead of an epoch makes hits of 62 % of its

@@ -6,7 +6,7 @@
 
 use super::{Cache, Large};
 use crate::cache::Serving;
-use crate::cache::read::Room;
+use crate::cache::space::Room;
 use crate::policy::detect::shards::is_shard;
 use crate::policy::detect::{Detector, ends, is_worth};
 use crate::store::{Chunk, disk_bytes};

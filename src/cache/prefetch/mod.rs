@@ -5,13 +5,17 @@
 //! | this one | what is counted, who is out, how a file is fetched that nobody has asked for |
 //! | `scout` | goes through a data set ahead of its readers |
 //! | `guess` | fetches what the detectors expect |
+//! | `hints` | fetches in the order that a job has told of |
 //! | `large` | a large file, step by step |
 //!
 //! What it promises: nothing is evicted for what nobody has asked for, so that it takes free room on the SSD or its share
-//! of the RAM window; every byte is counted as used or as wasted in the end; and while readers wait for the source only a
-//! few threads are in their way. When to fetch what is decided in `policy` ([`crate::policy::rings`], [`crate::policy::detect`]).
+//! of the RAM window (only a file that an order tells of takes the place of one that it tells to be used later); every
+//! byte is counted as used or as wasted in the end; and while readers wait for the source only a few threads are in their
+//! way. When to fetch what is decided in `policy` ([`crate::policy::rings`], [`crate::policy::detect`],
+//! [`crate::policy::orders`]).
 
 mod guess;
+pub mod hints;
 mod large;
 mod scout;
 
@@ -23,7 +27,7 @@ use crate::stats::Stats;
 use crate::store::Tally;
 use crate::types::sync::Mutex;
 use crate::types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use crate::types::{FileId, FileKind, GroupId};
+use crate::types::{FileId, FileKind, FileVersion, GroupId};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
@@ -34,6 +38,8 @@ const SCOUTS_MAX: usize = 2;
 
 /// Threads that fetch what detectors expect.
 const GUESSERS_MAX: usize = 4;
+/// Orders that are followed at the same time: all there may be.
+const ORDERS_MAX: usize = crate::policy::orders::JOBS_MAX;
 
 /// Threads that fetch while readers wait for the source; they have begun before those came.
 const BESIDE_READERS_MAX: usize = 4;
@@ -47,6 +53,8 @@ pub struct Prefetch {
     cache: OnceLock<Weak<Cache>>,
     scouts: Pool,
     guesses: Pool,
+    orders: Pool,
+    hints: hints::Hints,
     tallies: Mutex<HashMap<GroupId, Arc<Tally>>>,
     /// What was fetched for each detector.
     detectors: [Arc<Tally>; DETECTORS],
@@ -104,6 +112,8 @@ impl Prefetch {
             stats,
             cache: OnceLock::new(),
             scouts: Pool::new("warmfs-scout", SCOUTS_MAX),
+            orders: Pool::new("warmfs-order", ORDERS_MAX),
+            hints: hints::Hints::default(),
             tallies: Mutex::default(),
             stopped: AtomicBool::new(false),
             readers: AtomicUsize::new(0),
@@ -159,6 +169,7 @@ impl Cache {
         self.prefetch.stopped.store(true, Ordering::Release);
         self.prefetch.scouts.stop();
         self.prefetch.guesses.stop();
+        self.prefetch.orders.stop();
     }
 
     /// Fetches a file that nobody has asked for, if it is a regular file that is not here and was not read in this epoch.
@@ -190,15 +201,23 @@ impl Cache {
         if !is_wanted(id) || self.get(id, &version).is_some() {
             return Fetched::Done;
         }
-        let (path, ahead) = (path.to_path_buf(), Some(tally.clone()));
-        let want = Want { id, version, path, pin: None, ahead, warm_job: None };
+        let want = want_ahead(id, version, path, tally);
         if !self.is_small(attr.size) {
             drop(fetching);
             return self.fetch_large(&want, tally);
         }
-        match self.fill_blocking(&want) {
+        self.fetch_small(&want)
+    }
+
+    fn fetch_small(&self, want: &Want) -> Fetched {
+        match self.fill_blocking(want) {
             Ok(Served::Source(_)) => Fetched::NoRoom,
             Ok(Served::File(_)) | Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,
         }
     }
+}
+
+fn want_ahead(id: FileId, version: FileVersion, path: &Path, tally: &Arc<Tally>) -> Want {
+    let (path, ahead) = (path.to_path_buf(), Some(tally.clone()));
+    Want { id, version, path, pin: None, ahead, warm_job: None }
 }
