@@ -13,6 +13,7 @@ pub mod format;
 pub mod index;
 mod index_file;
 pub mod ram;
+mod shards;
 
 pub use budget::{Budget, Reservation};
 pub use dir::CacheDir;
