@@ -46,8 +46,11 @@ const LEAVING_MAX: usize = 4096;
 const LET_GO: Duration = Duration::from_millis(10);
 /// Time between two looks meanwhile.
 const LOOK: Duration = Duration::from_micros(200);
-/// Time between two looks at one that is mapped: there may be thousands.
+/// The longest time between two looks at one that is mapped: there may be thousands.
 const LOOK_AT_MAPPED: Duration = Duration::from_millis(100);
+/// Until then one is looked at again after this part of the time that it was held: who closes a file while others have
+/// the CPU lets go of it a little later than [`LET_GO`], and every look that comes too late costs other files their place.
+const LOOK_AGAIN_AFTER: u32 = 8;
 
 #[derive(Debug)]
 struct State {
@@ -250,7 +253,8 @@ impl Reservation {
 
 impl Leaving {
     fn is_due(&self) -> bool {
-        self.since.elapsed() < LET_GO || self.looked.elapsed() >= LOOK_AT_MAPPED
+        let held = self.since.elapsed();
+        held < LET_GO || self.looked.elapsed() >= LOOK_AT_MAPPED.min(held / LOOK_AGAIN_AFTER)
     }
 
     fn is_held(&self) -> bool {

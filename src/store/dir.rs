@@ -13,11 +13,12 @@
 //! ```
 //!
 //! `ab/cd` are bits 10..26 of the number, so that directories fill one after the other, 1024 files each: a small cache
-//! has one, a million files have a thousand. A complete data file bears a stamp instead of a time ([`CacheDir::stamp`]), by
+//! has one, a million files have a thousand, and one that has lost its last file goes. A complete data file bears a stamp instead of a time ([`CacheDir::stamp`]), by
 //! which it is recognised before the kernel is given it. Everything is reached from descriptors opened once, without following
 //! links, so that a directory that was moved or replaced cannot lead us elsewhere.
 
 use super::format::FORMAT_VERSION;
+use super::shards::{Shards, dir_of, relative};
 use crate::sys::facts;
 use crate::sys::io::Io;
 use crate::types::{Error, ErrorKind, PathText, Result, escape_bytes};
@@ -40,6 +41,7 @@ pub struct CacheDir {
     source_name: String,
     dirs: RwLock<Arc<Dirs>>,
     next_number: AtomicU64,
+    shards: Shards,
     /// Files that no record speaks of yet; `None` once the cache has stopped.
     unfinished: Mutex<Option<HashSet<u64>>>,
 }
@@ -139,6 +141,7 @@ impl CacheDir {
             source_name,
             dirs: RwLock::new(Arc::new(dirs)),
             next_number: AtomicU64::new(0),
+            shards: Shards::default(),
             unfinished: Mutex::new(Some(HashSet::new())),
         })
     }
@@ -237,7 +240,10 @@ impl CacheDir {
             let number = self.next_number.fetch_add(1, Ordering::Relaxed);
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
             match self.open_at(number, flags) {
-                Ok(fd) => return self.begin(number).map(|()| (number, fd)),
+                Ok(fd) => {
+                    self.shards.added(number);
+                    return self.begin(number).map(|()| (number, fd));
+                }
                 Err(Errno::EXIST) => continue,
                 Err(Errno::NOENT) => {
                     self.revive()?;
@@ -317,14 +323,29 @@ impl CacheDir {
         })
     }
 
-    /// Removes a data file; one that is gone already is no error. Nor is it if somebody has put a directory in its place, or
-    /// a file in that of its directory: ours is gone, the disk works, and theirs is not ours to remove.
+    /// Removes a data file, and its directory with the last of it; one that is gone already is no error. Nor is it if
+    /// somebody has put a directory in its place, or a file in that of its directory: ours is gone, the disk works, and
+    /// theirs is not ours to remove.
     pub fn remove(&self, number: u64) -> Result<()> {
         self.finish(number);
         match self.io.remove(&self.dirs().data, relative(number).as_ref()) {
-            Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => Ok(()),
-            Err(e) => Err(self.error("remove", number, e)),
+            Ok(()) | Err(Errno::NOENT | Errno::ISDIR | Errno::NOTDIR) => {}
+            Err(e) => return Err(self.error("remove", number, e)),
         }
+        match self.shards.removed(number, self.next_number()) {
+            true => self.remove_shard(number),
+            false => Ok(()),
+        }
+    }
+
+    fn remove_shard(&self, number: u64) -> Result<()> {
+        match self.io.remove_dir(&self.dirs().data, dir_of(number).as_ref()) {
+            Ok(()) | Err(Errno::NOENT) => self.shards.dropped(number),
+            // Theirs, or of a file that was created at this moment.
+            Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
+            Err(e) => return Err(self.error("remove the directory of", number, e)),
+        }
+        Ok(())
     }
 
     /// Writes everything of the cache's file system to the disk: one call for a batch of files costs less than one
@@ -357,8 +378,8 @@ impl CacheDir {
     /// What the directory takes on the disk beside the data files, bytes; the log not counted, which has a limit of its
     /// own.
     pub fn overhead_bytes(&self) -> u64 {
-        let shards = (self.next_number.load(Ordering::Relaxed) >> 10) + 1;
-        self.index_bytes() + FIXED_BYTES + shards * SHARD_BYTES
+        let shards = self.shards.count();
+        self.index_bytes() + FIXED_BYTES + shards.min(256) * super::BLOCK_BYTES + shards * SHARD_BYTES
     }
 
     /// What the index takes on the disk, bytes.
@@ -367,9 +388,14 @@ impl CacheDir {
         stat.map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
-    /// Says from which number on new files are named: above all that the index knows.
-    pub fn start_numbers_at(&self, number: u64) {
-        self.next_number.store(number, Ordering::Relaxed);
+    /// Says which data files there are; new ones are named above all of them.
+    pub fn adopt(&self, numbers: impl IntoIterator<Item = u64>) {
+        let mut next = 0;
+        for number in numbers {
+            self.shards.added(number);
+            next = next.max(number + 1);
+        }
+        self.next_number.store(next, Ordering::Relaxed);
     }
 
     /// Above the numbers of all data files.
@@ -377,22 +403,30 @@ impl CacheDir {
         self.next_number.load(Ordering::Relaxed)
     }
 
-    /// Removes data files that the index does not know: what a crash left half filled.
+    /// Removes data files that the index does not know, which a crash left half filled, and directories without any.
     pub fn sweep(&self, known: &HashSet<u64>) -> Result<Swept> {
         let mut swept = Swept::default();
         for shard in self.list(Path::new("."))? {
             for sub in self.list(Path::new(&shard))? {
                 let dir = format!("{shard}/{sub}");
+                let mut is_empty = true;
                 for name in self.list(Path::new(&dir))? {
                     let number = u64::from_str_radix(&name, 16).ok();
                     let path = format!("{dir}/{name}");
                     match number.filter(|n| known.contains(n) && relative(*n) == path) {
-                        Some(number) => _ = swept.kept.insert(number),
+                        Some(number) => {
+                            swept.kept.insert(number);
+                            is_empty = false;
+                        }
                         None => {
                             swept.removed +=
                                 u64::from(self.io.remove(&self.dirs().data, path.as_ref()).is_ok());
                         }
                     }
+                }
+                if is_empty {
+                    // One that stays is made use of, or is found again at the next sweep.
+                    let _ = self.io.remove_dir(&self.dirs().data, dir.as_ref());
                 }
             }
         }
@@ -447,11 +481,6 @@ impl Dirs {
 fn stamp_of(number: u64, size: u64) -> i64 {
     let mixed = (number ^ size.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     631_152_000 + 2 * ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 35) as i64
-}
-
-/// Path of a data file below `data`.
-fn relative(number: u64) -> String {
-    format!("{:02x}/{:02x}/{number:016x}", (number >> 18) & 0xff, (number >> 10) & 0xff)
 }
 
 /// The directory of one source: a hash of its path, and its last name so that people recognise it.
@@ -929,12 +958,35 @@ mod tests {
         assert_eq!(std::fs::read(above).unwrap(), b"theirs");
     }
 
+    /// Goal: what was filled and evicted long ago takes up no room: neither the directories nor what is counted for them.
+    #[test]
+    fn directories_go_with_their_last_file() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = CacheDir::open(&tmp.path().join("cache"), Path::new("/s")).unwrap();
+        let (first, _) = dir.create().unwrap();
+        let before = dir.overhead_bytes();
+        let mut last = first;
+        for _ in 0..5000 {
+            let (number, _) = dir.create().unwrap();
+            dir.remove(std::mem::replace(&mut last, number)).unwrap();
+        }
+        assert_eq!(dir.overhead_bytes(), before);
+        let top = dir.data_path(last).ancestors().nth(2).unwrap().to_path_buf();
+        let names: Vec<_> = std::fs::read_dir(top).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["04"]);
+        // The same after a crash, which may leave some.
+        (0..3).for_each(|shard| dir.create_shards(shard << 10).unwrap());
+        assert_eq!(dir.sweep(&HashSet::from([last])).unwrap().kept, HashSet::from([last]));
+        let left = std::fs::read_dir(dir.data_path(last).ancestors().nth(2).unwrap()).unwrap().count();
+        assert_eq!(left, 1);
+    }
+
     #[test]
     fn numbers_that_exist_are_passed_over() {
         let tmp = tempfile::tempdir().unwrap();
         let dir = CacheDir::open(&tmp.path().join("cache"), Path::new("/s")).unwrap();
         let (a, _) = dir.create().unwrap();
-        dir.start_numbers_at(0);
+        dir.adopt([]);
         let (b, _) = dir.create().unwrap();
         assert_ne!(a, b);
     }

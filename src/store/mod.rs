@@ -15,6 +15,7 @@ pub mod index;
 mod index_file;
 pub mod names;
 pub mod ram;
+mod shards;
 pub mod spool;
 
 pub use ahead::{Ahead, Tally};

@@ -68,6 +68,8 @@ pub enum Op {
     MakeDir,
     /// unlinkat.
     Remove,
+    /// unlinkat of a directory.
+    RemoveDir,
     /// renameat.
     Rename,
     /// fchmod.
@@ -366,6 +368,12 @@ impl Io {
     pub fn remove(&self, dir: impl AsFd, path: &Path) -> Result<()> {
         let call = Call::at(Op::Remove, dir.as_fd(), path);
         self.run(call, |_| rustix::fs::unlinkat(&dir, path, AtFlags::empty()), done)
+    }
+
+    /// Removes a directory that is empty.
+    pub fn remove_dir(&self, dir: impl AsFd, path: &Path) -> Result<()> {
+        let call = Call::at(Op::RemoveDir, dir.as_fd(), path);
+        self.run(call, |_| rustix::fs::unlinkat(&dir, path, AtFlags::REMOVEDIR), done)
     }
 
     /// Gives `from` the name `to`, both below `dir`.

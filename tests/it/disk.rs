@@ -26,6 +26,7 @@ pub enum Change {
     MakeDir(PathBuf),
     Create(PathBuf, FileNumber),
     Remove(PathBuf),
+    RemoveDir(PathBuf),
     Write(FileNumber, u64, Vec<u8>),
     SetLen(FileNumber, u64),
     Punch(FileNumber, u64, u64),
@@ -130,6 +131,10 @@ impl Between for Recorder {
                 let path = self.path(call.fd, call.path);
                 record.change(Change::Remove(path));
             }
+            (Op::RemoveDir, _) => {
+                let path = self.path(call.fd, call.path);
+                record.change(Change::RemoveDir(path));
+            }
             (Op::Write | Op::RingWrite, Outcome::Wrote(n)) => {
                 let number = record.number(call.fd);
                 record.change(Change::Write(number, call.offset, call.bytes[..n].to_vec()));
@@ -189,6 +194,12 @@ impl Disk {
                 }
             }
             Change::Remove(path) => drop(self.names.remove(path)),
+            Change::RemoveDir(path) => {
+                let mut all = self.dirs.iter().chain(self.names.keys());
+                if !all.any(|other| other != path && other.starts_with(path)) {
+                    self.dirs.remove(path);
+                }
+            }
             Change::Write(number, offset, bytes) => self.edit(*number, |file| {
                 let (start, end) = (*offset as usize, *offset as usize + bytes.len());
                 file.resize(file.len().max(end), 0);

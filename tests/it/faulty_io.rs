@@ -139,7 +139,13 @@ fn subject(call: &Call<'_>) -> Subject {
     match name {
         "index.redb" => Subject::Index,
         "LOCK" | "FORMAT" | "SOURCE" => Subject::Rest,
-        _ if matches!(call.op, Op::MakeDir | Op::List | Op::SyncFs | Op::StatFs | Op::Lock) => Subject::Rest,
+        _ if matches!(
+            call.op,
+            Op::MakeDir | Op::RemoveDir | Op::List | Op::SyncFs | Op::StatFs | Op::Lock
+        ) =>
+        {
+            Subject::Rest
+        }
         _ if is_file(call, name) => Subject::Data,
         _ => Subject::Rest,
     }
