@@ -14,14 +14,16 @@ impl Fs {
             let (epochs, groups) = (desk.epochs(), desk.groups());
             let of = |group| {
                 let name = groups.name(group);
-                let now = epochs.now(group).map(|figures| (name.clone(), true, *figures));
-                let ended = epochs.finished(group).map(move |figures| (name.clone(), false, *figures));
+                let now = epochs.now(group).map(|figures| (name.clone(), true, group, *figures));
+                let ended = epochs.finished(group).map(move |figures| (name.clone(), false, group, *figures));
                 now.into_iter().chain(ended)
             };
             epochs.groups().flat_map(of).collect::<Vec<_>>()
         });
-        found.sort_by_key(|(_, is_now, figures)| std::cmp::Reverse((*is_now, figures.last_ms)));
-        found.iter().map(|(name, is_now, figures)| row(name, *is_now, figures)).collect()
+        // Within a millisecond the data set that was seen first is older.
+        found
+            .sort_by_key(|(_, is_now, group, figures)| std::cmp::Reverse((*is_now, figures.last_ms, *group)));
+        found.iter().map(|(name, is_now, _, figures)| row(name, *is_now, figures)).collect()
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`epochs`] | where in its epoch a data set is |
 //! | [`orders`] | coming orders of access that jobs have told of |
 //! | [`rings`] | when a data set is fetched ahead of its readers, and how far |
+//! | [`lanes`] | how many files are fetched at the same time beside readers |
 //! | [`ahead`] | how far to read ahead of a walk |
 //! | [`epoch`] | the default: a static set under epochs, hot files admitted, what is over makes room |
 //! | `lru` | `lru` and `none` |
@@ -29,6 +30,7 @@ pub mod detect;
 pub mod epoch;
 pub mod epochs;
 pub mod groups;
+pub mod lanes;
 mod lru;
 pub mod orders;
 pub mod rings;

@@ -29,6 +29,9 @@ const JUDGE_USES: u32 = 32;
 /// lines were passed over than read. A wrong order is right by
 /// chance in one of eight; two jobs over the same files of which one has an order are in one of two.
 const RIGHT_SHARE: u32 = 4;
+/// Before so many of its uses were right, files are fetched by an order into free room only, and no cached file goes
+/// because of it: one that is wrong is dropped before.
+const PROVEN_RIGHT: u64 = 16;
 /// After so many uses, none of them of its own, an order rests.
 const REST_USES: u64 = 4096;
 /// Cached files that are looked at to find the one that is used last.
@@ -243,6 +246,10 @@ impl Order {
         believed
     }
 
+    fn is_proven(&self) -> bool {
+        self.right >= PROVEN_RIGHT
+    }
+
     fn rests(&self, now: u64) -> bool {
         now - self.last_right > REST_USES
     }
@@ -398,7 +405,7 @@ impl Orders {
         self.members.remove(id);
     }
 
-    /// A file was used. Says whether some order had said so.
+    /// A file was used. Says whether some order that has proven right had said so.
     pub fn used(&mut self, id: FileId, name: Name) -> bool {
         if self.is_empty() {
             return false;
@@ -416,6 +423,7 @@ impl Orders {
         let lines = order.lines.len();
         order.read(name, distance);
         order.last_right = now;
+        let proven = order.is_proven();
         let believed = order.judge(true);
         let figures = order.figures(now);
         self.lines -= lines - order.lines.len();
@@ -426,7 +434,7 @@ impl Orders {
         if let Some(&place) = self.members.places.get(&id) {
             self.members.list[place as usize].was_read = true;
         }
-        true
+        proven
     }
 
     fn used_elsewhere(&mut self, name: Name) {
@@ -461,9 +469,9 @@ impl Orders {
         }
     }
 
-    /// When the file of this name is used next, if an order tells.
+    /// When the file of this name is used next, if an order tells that has proven right.
     pub fn next_use(&self, name: Name) -> Option<Next> {
-        let awake = self.jobs.values().filter(|order| !order.rests(self.uses));
+        let awake = self.jobs.values().filter(|order| order.is_proven() && !order.rests(self.uses));
         let soonest = awake.filter_map(|order| order.distance(name)).min();
         let was_read = || self.recent[name.0 as usize % RECENT] == Some(name);
         soonest.map(Next::After).or_else(|| was_read().then_some(Next::Later))
@@ -533,12 +541,21 @@ mod tests {
         all[0].1
     }
 
+    /// An order that has proven right, and is at its end.
+    fn proven() -> Orders {
+        let mut orders = Orders::default();
+        let some = || (0..PROVEN_RIGHT).map(|n| 1_000_000 + n);
+        orders.append("a", &names(some())).unwrap();
+        some().for_each(|n| _ = orders.used(id(n), name(n)));
+        orders
+    }
+
     #[test]
     fn uses_move_the_front_and_small_disorder_is_no_harm() {
         let mut orders = Orders::default();
         let (serial, _) = orders.append("a", &names(0..1000)).unwrap();
         for n in (0..1000).collect::<Vec<_>>().chunks(40).flat_map(|c| c.iter().rev()) {
-            assert!(orders.used(id(*n), name(*n)));
+            orders.used(id(*n), name(*n));
         }
         let OrderFigures { position, right, wrong, skipped, .. } = only(&orders);
         assert_eq!((position, right, wrong, skipped), (1000, 1000, 0, 0));
@@ -549,7 +566,7 @@ mod tests {
 
     #[test]
     fn the_next_use_of_a_file_that_comes_twice_is_known_each_time() {
-        let mut orders = Orders::default();
+        let mut orders = proven();
         orders.append("a", &names([1, 2, 1, 3].into_iter())).unwrap();
         orders.append("a", &names([1].into_iter())).unwrap();
         let mut seen = Vec::new();
@@ -582,7 +599,8 @@ mod tests {
         let (serial, _) = orders.append("a", &names(0..10_000)).unwrap();
         let mixed = |n: u64| n * 7919 % 10_000;
         let used = (0..10_000).take_while(|&n| {
-            orders.used(id(mixed(n)), name(mixed(n)));
+            assert!(!orders.used(id(mixed(n)), name(mixed(n))), "believed");
+            assert_eq!(orders.next_use(name(5)), None);
             !orders.is_empty()
         });
         assert!(used.count() < 3 * JUDGE_USES as usize);
@@ -594,18 +612,18 @@ mod tests {
 
     #[test]
     fn an_order_whose_job_has_not_begun_rests_and_wakes() {
-        let mut orders = Orders::default();
-        let (serial, _) = orders.append("a", &names(0..100)).unwrap();
+        let mut orders = proven();
+        let (serial, first) = orders.append("a", &names(0..100)).unwrap();
         (0..=REST_USES).for_each(|n| _ = orders.used(id(1000 + n), name(1000 + n)));
-        assert_eq!(orders.turn("a", serial, 50), Turn::Rest);
+        assert_eq!(orders.turn("a", serial, first + 50), Turn::Rest);
         assert_eq!(orders.next_use(name(50)), None);
         assert!(orders.used(id(0), name(0)));
-        assert_eq!(orders.turn("a", serial, 50), Turn::Go);
+        assert_eq!(orders.turn("a", serial, first + 50), Turn::Go);
     }
 
     #[test]
     fn the_file_that_is_used_last_goes_and_never_one_that_comes_sooner() {
-        let mut orders = Orders::default();
+        let mut orders = proven();
         orders.append("a", &names(0..1000)).unwrap();
         (0..100).for_each(|n| orders.cached(id(n), name(n)));
         orders.cached(id(5000), name(5000));

@@ -2,8 +2,8 @@
 //! and replayed.
 
 use crate::common::*;
-use crate::need_mount;
 use crate::prefetch::{DataSet, FIGURES, grown, shuffled};
+use crate::{need_mount, need_quiet};
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -109,7 +109,7 @@ fn two_known_orders_share_a_cache() {
 /// Goal: an order that is wrong costs 5 % of the hits at most, and is said to be wrong.
 #[test]
 fn a_wrong_order_costs_little_and_is_dropped() {
-    need_mount!();
+    need_quiet!();
     let set = DataSet { count: 1500, mean_bytes: 12_000 };
     let world = quarter(&set, &[]);
     let mut ratios = [(0, 0); 2];

@@ -3,9 +3,9 @@
 
 use crate::common::*;
 use crate::figures::{Figure, scale, seed};
-use crate::need_mount;
 use crate::space::{Disk, check_all, cpu_ticks, make_entries, put_many, vm_hwm_bytes};
 use crate::tools::Map;
+use crate::{need_mount, need_quiet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -242,7 +242,7 @@ const FULL: [(&str, Full); 5] = [
 /// number of reads; afterwards the daemon rests, and caches again when there is room.
 #[test]
 fn a_full_disk_of_every_kind() {
-    need_mount!();
+    need_quiet!();
     let (seed, reads_each) = (seed(), scale(2_000, 20_000, 100_000));
     for (kind, full) in FULL {
         let world = World::new(&["--cache-size", "1GiB", "--ttl", "1h", "-o", "cache.ram_window=1MiB"]);

@@ -80,7 +80,7 @@ impl Cache {
     }
 
     fn fetch_chunk(&self, serving: &Serving, detector: Detector, index: ChunkIndex) {
-        let _fetching = self.prefetch.give_way();
+        let _fetching = self.prefetch.way.fetch();
         let Serving::Partial(partial) = serving else { return };
         let Some(file) = serving.file().filter(|file| file.chunk(index) == Chunk::Missing) else { return };
         let bytes = chunk_range(index, file.size()).len();

@@ -5,7 +5,7 @@
 //! for yet, else, while little lies here unread, into the place of a cached file that is used later. What was read
 //! meanwhile is left out. What the order says is kept, and judged, in [`crate::policy::orders`].
 
-use super::{Cache, Fetched, LOOK, want_ahead};
+use super::{Cache, Fetched, LOOK_MAX, Looks, want_ahead};
 use crate::policy::Subject;
 use crate::policy::orders::{Name, OrderFigures, Turn};
 use crate::store::spool::{self, Spool, SpoolPart};
@@ -17,19 +17,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::Duration;
 
-/// Files that are fetched at the same time for one order.
-const FETCHERS: usize = 8;
+/// Files that are fetched at the same time for one order, at most: as many as [`crate::policy::lanes`] allows.
+const FETCHERS: usize = 16;
 
 /// A cached file goes for one that is fetched ahead only while fewer bytes lie here unread: enough for a second of
 /// reading, and few enough to spare the SSD, which need not be written where the RAM window does.
 const AHEAD_BYTES_MAX: u64 = 64 << 20;
 /// In a small cache while they are less than one part in so many: the rest is for what comes again.
 const AHEAD_SHARE: u64 = 4;
-
-/// The longest pause while nothing happens.
-const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Unknown names that are kept to be shown.
 const UNKNOWN_SHOWN_MAX: usize = 5;
@@ -278,7 +274,7 @@ impl Cache {
     fn wait_for_turn(&self, job: &Job, position: u32) -> Turn {
         loop {
             match self.turn_of(job, position) {
-                Turn::Rest => std::thread::sleep(PAUSE_MAX),
+                Turn::Rest => std::thread::sleep(LOOK_MAX),
                 turn => return turn,
             }
         }
@@ -320,7 +316,7 @@ impl Cache {
             let want = want_ahead(id, version, path, &job.tally);
             let fetched = if told.is_small {
                 drop(head);
-                let _fetching = self.prefetch.give_way();
+                let _fetching = self.prefetch.way.fetch();
                 self.fetch_small(&want)
             } else {
                 // One at a time: the first is needed first, and keeps the source busy by itself.
@@ -336,16 +332,12 @@ impl Cache {
 
     /// `false`: it need not be fetched any more.
     fn wait_for_room(&self, job: &Job, told: &Told<'_>) -> bool {
-        let mut pause = LOOK;
-        let mut seen = None;
+        let mut looks = Looks::new();
         while self.turn_of(job, told.position) == Turn::Go {
             if self.has_room_ahead(told, &job.tally) {
                 return true;
             }
-            std::thread::sleep(pause);
-            let now = Some((job.tally.unused_bytes(), self.reading(|desk| desk.orders().uses())));
-            pause = if now == seen { (pause * 2).min(PAUSE_MAX) } else { LOOK };
-            seen = now;
+            looks.wait((job.tally.unused_bytes(), self.reading(|desk| desk.orders().uses())));
         }
         false
     }

@@ -27,7 +27,7 @@ impl Cache {
         let Some((file, true)) = self.put_sparse(want, place) else { return Fetched::Done };
         let serving = Serving::partial(file.clone(), None);
         for start in (0..file.all().end).step_by(STEP_CHUNKS as usize) {
-            let _fetching = self.prefetch.give_way();
+            let _fetching = self.prefetch.way.fetch();
             let step = ChunkRange { start, end: (start + STEP_CHUNKS).min(file.all().end) };
             let bytes = step.bytes(file.size()).len();
             to_come.shrink(disk_bytes(bytes));

@@ -7,6 +7,7 @@
 //! | `guess` | fetches what the detectors expect |
 //! | `hints` | fetches in the order that a job has told of |
 //! | `large` | a large file, step by step |
+//! | `way` | who is at the source, and who gives way to whom |
 //!
 //! What it promises: nothing is evicted for what nobody has asked for, so that it takes free room on the SSD or its share
 //! of the RAM window (only a file that an order tells of takes the place of one that it tells to be used later); every
@@ -18,7 +19,9 @@ mod guess;
 pub mod hints;
 mod large;
 mod scout;
+mod way;
 
+use self::way::Way;
 use super::pool::Pool;
 use super::{Cache, FillError, Served, Want};
 use crate::policy::detect::{DETECTORS, Detector};
@@ -26,12 +29,12 @@ use crate::policy::epochs::FileState;
 use crate::stats::Stats;
 use crate::store::Tally;
 use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::types::{FileId, FileKind, FileVersion, GroupId};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Data sets that are gone through at the same time: a training set and its validation set.
 const SCOUTS_MAX: usize = 2;
@@ -41,11 +44,30 @@ const GUESSERS_MAX: usize = 4;
 /// Orders that are followed at the same time: all there may be.
 const ORDERS_MAX: usize = crate::policy::orders::JOBS_MAX;
 
-/// Threads that fetch while readers wait for the source; they have begun before those came.
-const BESIDE_READERS_MAX: usize = 4;
-
-/// How often whoever waits here looks again. Short against a request to a slow source.
+/// How soon whoever waits for others looks again. Short against a request to a slow source.
 const LOOK: Duration = Duration::from_millis(2);
+/// The longest time between two looks while nothing happens.
+const LOOK_MAX: Duration = Duration::from_millis(100);
+
+/// Time between two looks: longer and longer while they see the same.
+struct Looks<T> {
+    pause: Duration,
+    seen: Option<T>,
+}
+
+impl<T: PartialEq> Looks<T> {
+    fn new() -> Self {
+        Self { pause: LOOK, seen: None }
+    }
+
+    /// Waits for the next look, after one that saw this.
+    fn wait(&mut self, seen: T) {
+        let seen = Some(seen);
+        self.pause = if seen == self.seen { (self.pause * 2).min(LOOK_MAX) } else { LOOK };
+        self.seen = seen;
+        std::thread::sleep(self.pause);
+    }
+}
 
 /// The part of a [`Cache`] that fetches ahead.
 pub struct Prefetch {
@@ -61,10 +83,7 @@ pub struct Prefetch {
     /// How often a detector was asked.
     turns: AtomicU64,
     stopped: AtomicBool,
-    /// Readers that wait for bytes of the source.
-    readers: AtomicUsize,
-    /// Files that are being fetched ahead.
-    fetching: AtomicUsize,
+    way: Way,
 }
 
 /// What became of a file that was looked at.
@@ -86,22 +105,6 @@ enum Large {
     Left,
 }
 
-/// One more in a count while this lives.
-struct Counted<'a>(&'a AtomicUsize);
-
-impl<'a> Counted<'a> {
-    fn one(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(count)
-    }
-}
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 impl Prefetch {
     /// Fetches nothing before [`Cache::start_prefetch`].
     pub(super) fn new(stats: Arc<Stats>) -> Self {
@@ -116,8 +119,7 @@ impl Prefetch {
             hints: hints::Hints::default(),
             tallies: Mutex::default(),
             stopped: AtomicBool::new(false),
-            readers: AtomicUsize::new(0),
-            fetching: AtomicUsize::new(0),
+            way: Way::default(),
         }
     }
 
@@ -129,7 +131,7 @@ impl Prefetch {
 
     /// A reader waits for the source as long as the answer lives.
     pub(super) fn reader(&self) -> impl Drop + '_ {
-        Counted::one(&self.readers)
+        self.way.reader()
     }
 
     fn is_stopped(&self) -> bool {
@@ -143,19 +145,6 @@ impl Prefetch {
     fn detector(&self, detector: Detector) -> Arc<Tally> {
         self.detectors[detector as usize].clone()
     }
-
-    /// Waits while readers wait for the source and enough of us are at it already.
-    fn give_way(&self) -> Counted<'_> {
-        loop {
-            let me = Counted::one(&self.fetching);
-            let beside = self.fetching.load(Ordering::Acquire) > BESIDE_READERS_MAX;
-            if !beside || self.readers.load(Ordering::Acquire) == 0 || self.is_stopped() {
-                return me;
-            }
-            drop(me);
-            std::thread::sleep(LOOK);
-        }
-    }
 }
 
 impl Cache {
@@ -167,6 +156,7 @@ impl Cache {
     /// Fetches nothing ahead any more. What is being fetched is not waited for.
     pub fn stop_prefetch(&self) {
         self.prefetch.stopped.store(true, Ordering::Release);
+        self.prefetch.way.stop();
         self.prefetch.scouts.stop();
         self.prefetch.guesses.stop();
         self.prefetch.orders.stop();
@@ -187,7 +177,7 @@ impl Cache {
         large: Large,
         is_wanted: impl FnOnce(FileId) -> bool,
     ) -> Fetched {
-        let fetching = self.prefetch.give_way();
+        let fetching = self.prefetch.way.fetch();
         // A file that vanished, or that the source refuses, is for its readers to hear of.
         let Ok(attr) = self.source.stat(path) else { return Fetched::Done };
         if attr.kind != FileKind::Regular || attr.size == 0 {
@@ -210,9 +200,14 @@ impl Cache {
     }
 
     fn fetch_small(&self, want: &Want) -> Fetched {
+        let start = Instant::now();
         match self.fill_blocking(want) {
             Ok(Served::Source(_)) => Fetched::NoRoom,
-            Ok(Served::File(_)) | Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,
+            Ok(Served::File(_)) => {
+                self.prefetch.way.took(start.elapsed());
+                Fetched::Done
+            }
+            Err(FillError::Changed(_) | FillError::Failed(_)) => Fetched::Done,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! the bytes. It holds back while enough lies here unread, as [`crate::policy::rings`] says, and while there is no room;
 //! it comes back when it has seen everything, when nobody reads any more, and when another epoch has begun.
 
-use super::{Cache, Fetched, LOOK};
+use super::{Cache, Fetched, Looks};
 use crate::policy::rings::{Outcome, Turn};
 use crate::store::Tally;
 use crate::types::{FileKind, GroupId};
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Files that are fetched at the same time. Eight keep a source at 100 MB/s that takes 2 ms to answer.
-const FETCHERS: usize = 8;
+/// Files that are fetched at the same time, at most: as many as [`crate::policy::lanes`] allows.
+const FETCHERS: usize = 16;
 
 /// Names that were listed and wait for a thread.
 const LISTED_MAX: usize = 16;
@@ -123,12 +123,19 @@ impl Journey<'_> {
         turn
     }
 
+    /// What changes when somebody reads.
+    fn moves(&self) -> (u64, u64) {
+        let uses = self.cache.reading(|desk| desk.epochs().now(self.group).map_or(0, |now| now.files_read));
+        (self.tally.unused_bytes(), uses)
+    }
+
     /// `false`: it is over.
     fn wait_for_turn(&self) -> bool {
+        let mut looks = Looks::new();
         loop {
             match self.turn() {
                 Turn::Go => return true,
-                Turn::Wait => std::thread::sleep(LOOK),
+                Turn::Wait => looks.wait(self.moves()),
                 Turn::End => return false,
             }
         }
@@ -137,8 +144,9 @@ impl Journey<'_> {
     /// The same, after a file that found no room.
     fn wait_for_room(&self) -> bool {
         let before = self.tally.unused_bytes();
+        let mut looks = Looks::new();
         loop {
-            std::thread::sleep(LOOK);
+            looks.wait(self.moves());
             match self.turn() {
                 Turn::End => return false,
                 _ if self.tally.unused_bytes() < before || before == 0 => return true,
