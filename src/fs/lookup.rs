@@ -43,6 +43,9 @@ impl Fs {
         {
             return reply(Ok(entry));
         }
+        if let Some(entry) = self.entry_seen_ahead(&parent, name) {
+            return reply(Ok(entry));
+        }
         // If the source is silent, what was known is better than nothing.
         let (fs, known_parent, known_name) = (self.clone(), parent.clone(), name.to_owned());
         let known = move || fs.last_known_entry(&known_parent, &known_name);
@@ -57,6 +60,16 @@ impl Fs {
                 }
             },
         );
+    }
+
+    /// The entry as the source told it when the file was fetched ahead, if that is fresh.
+    fn entry_seen_ahead(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+        if self.contested.is(parent.id, name) {
+            return None;
+        }
+        let (attr, asked) = self.cache.seen_ahead(&parent.path().join(name))?;
+        let checked_ms = self.now_ms().saturating_sub(asked.elapsed().as_millis() as u64);
+        self.is_fresh(checked_ms).then(|| self.found(self.enter(parent, name, &attr, checked_ms)))
     }
 
     fn lookup_source(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Entry> {
@@ -285,6 +298,7 @@ impl Fs {
         self.kept.forget();
         self.listings.lock().clear();
         self.cache.forget_names();
+        self.cache.forget_seen_ahead();
         let mut entries = Vec::new();
         for node in self.nodes.all() {
             let at = node.path();

@@ -7,6 +7,7 @@
 //! | `guess` | fetches what the detectors expect |
 //! | `hints` | fetches in the order that a job has told of |
 //! | `large` | a large file, step by step |
+//! | `seen` | what the source said of files that were fetched |
 //! | `way` | who is at the source, and who gives way to whom |
 //!
 //! What it promises: nothing is evicted for what nobody has asked for, so that it takes free room on the SSD or its share
@@ -19,8 +20,10 @@ mod guess;
 pub mod hints;
 mod large;
 mod scout;
+mod seen;
 mod way;
 
+use self::seen::Seen;
 use self::way::Way;
 use super::pool::Pool;
 use super::{Cache, FillError, Served, Want};
@@ -30,7 +33,7 @@ use crate::stats::Stats;
 use crate::store::Tally;
 use crate::types::sync::Mutex;
 use crate::types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::types::{FileId, FileKind, FileVersion, GroupId};
+use crate::types::{Attr, FileId, FileKind, FileVersion, GroupId, Result};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
@@ -84,6 +87,7 @@ pub struct Prefetch {
     turns: AtomicU64,
     stopped: AtomicBool,
     way: Way,
+    seen: Seen,
 }
 
 /// What became of a file that was looked at.
@@ -120,6 +124,7 @@ impl Prefetch {
             tallies: Mutex::default(),
             stopped: AtomicBool::new(false),
             way: Way::default(),
+            seen: Seen::default(),
         }
     }
 
@@ -179,7 +184,7 @@ impl Cache {
     ) -> Fetched {
         let fetching = self.prefetch.way.fetch();
         // A file that vanished, or that the source refuses, is for its readers to hear of.
-        let Ok(attr) = self.source.stat(path) else { return Fetched::Done };
+        let Ok(attr) = self.look_ahead(path) else { return Fetched::Done };
         if attr.kind != FileKind::Regular || attr.size == 0 {
             return Fetched::Done;
         }
@@ -197,6 +202,24 @@ impl Cache {
             return self.fetch_large(&want, tally);
         }
         self.fetch_small(&want)
+    }
+
+    /// Asks the source about a file that will be opened soon.
+    fn look_ahead(&self, path: &Path) -> Result<Attr> {
+        let asked = Instant::now();
+        let attr = self.source.stat(path)?;
+        self.prefetch.seen.note(path, attr, asked);
+        Ok(attr)
+    }
+
+    /// What the source said of this file when it was fetched ahead, and when it was asked; to be used once.
+    pub fn seen_ahead(&self, path: &Path) -> Option<(Attr, Instant)> {
+        self.prefetch.seen.take(path)
+    }
+
+    /// Nothing that was seen ahead is to be believed any more.
+    pub fn forget_seen_ahead(&self) {
+        self.prefetch.seen.forget();
     }
 
     fn fetch_small(&self, want: &Want) -> Fetched {
