@@ -328,9 +328,7 @@ fn advice_is_what_a_full_replay_says() {
                     "{name} {policy} {}: {said:.3?}, off by {uses:.3} and {bytes:.3}",
                     point.cache_bytes
                 );
-                // Of skew `epoch` keeps more in the sample than it really would.
-                let bound = if (name, policy) == ("skew", "epoch") { 0.06 } else { 0.03 };
-                assert!(uses.abs() <= bound && bytes.abs() <= bound, "{name} {policy} {point:?} {full:?}");
+                assert!(uses.abs() <= 0.03 && bytes.abs() <= 0.03, "{name} {policy} {point:?} {full:?}");
             }
         }
     }

@@ -14,6 +14,8 @@ const SHARES: [f64; 10] = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 0.9
 /// A histogram on a logarithmic scale that forgets slowly.
 pub struct ReuseTimes {
     buckets: [f64; BUCKETS],
+    /// Of uses that the set did not have: what a window would have to bring. Hot files are in the set, and come again soon.
+    outside: [f64; BUCKETS],
     uses: f64,
     set_hits: f64,
     set_byte_uses: f64,
@@ -33,7 +35,13 @@ pub struct Cache {
 
 impl Default for ReuseTimes {
     fn default() -> Self {
-        Self { buckets: [0.0; BUCKETS], uses: 0.0, set_hits: 0.0, set_byte_uses: 0.0 }
+        Self {
+            buckets: [0.0; BUCKETS],
+            outside: [0.0; BUCKETS],
+            uses: 0.0,
+            set_hits: 0.0,
+            set_byte_uses: 0.0,
+        }
     }
 }
 
@@ -43,7 +51,9 @@ impl ReuseTimes {
     pub fn note(&mut self, since: Option<u32>, in_set: bool, set_bytes: u64) {
         if let Some(since) = since {
             let bucket = (PER_DOUBLING * f64::from(since.max(1)).log2()) as usize;
-            self.buckets[bucket.min(BUCKETS - 1)] += 1.0;
+            let bucket = bucket.min(BUCKETS - 1);
+            self.buckets[bucket] += 1.0;
+            self.outside[bucket] += f64::from(u8::from(!in_set));
         }
         self.uses += 1.0;
         self.set_hits += f64::from(u8::from(in_set));
@@ -52,7 +62,7 @@ impl ReuseTimes {
 
     /// What was seen before counts for less from now on.
     pub fn fade(&mut self) {
-        self.buckets.iter_mut().for_each(|bucket| *bucket *= 0.9);
+        self.buckets.iter_mut().chain(&mut self.outside).for_each(|bucket| *bucket *= 0.9);
         for sum in [&mut self.uses, &mut self.set_hits, &mut self.set_byte_uses] {
             *sum *= 0.9;
         }
@@ -74,12 +84,12 @@ impl ReuseTimes {
         ((bucket.unwrap_or(BUCKETS) + 1) as f64 / PER_DOUBLING).exp2()
     }
 
-    /// The share of all uses that come within `uses` after the last use of their file.
+    /// Of the uses that the set did not have, the share that come within `uses` after the last use of their file.
     fn within(&self, uses: f64) -> f64 {
         let at = PER_DOUBLING * uses.max(1.0).log2();
         let whole = (at as usize).min(BUCKETS - 1);
-        let below: f64 = self.buckets[..whole].iter().sum();
-        (below + (at - whole as f64).min(1.0) * self.buckets[whole]) / self.uses.max(1.0)
+        let below: f64 = self.outside[..whole].iter().sum();
+        (below + (at - whole as f64).min(1.0) * self.outside[whole]) / (self.uses - self.set_hits).max(1.0)
     }
 
     /// The hit ratio that a window of this share would give: what the set still gives, and of the rest what comes again
