@@ -11,6 +11,9 @@
 pub const LANES_MIN: usize = 4;
 /// Beside readers that wait, at most.
 pub const LANES_MAX: usize = 12;
+/// A source that brings a file sooner than this keeps nobody waiting: then there is one at a time, because all that many
+/// would take is the CPU.
+const QUICK_US: u64 = 1000;
 /// Fetches between two steps.
 const STEP_FETCHES: u32 = 8;
 /// Steps between two looks at how long a fetch takes beside few.
@@ -55,9 +58,11 @@ impl Lanes {
         self.steps += 1;
         if self.steps >= PROBE_STEPS {
             *self = Self::default();
+        } else if mean_us < QUICK_US {
+            self.now = 1;
         } else if self.base_us == 0 {
-            self.base_us = mean_us.max(1);
-            self.now += 1;
+            self.base_us = mean_us;
+            self.now = LANES_MIN + 1;
         } else if mean_us * 4 <= self.base_us * GROW_QUARTERS {
             self.now = (self.now + 1).min(LANES_MAX);
         } else if mean_us * 4 > self.base_us * SHRINK_QUARTERS {
@@ -99,8 +104,8 @@ mod tests {
     #[test]
     fn another_source_is_found_out() {
         let mut lanes = Lanes::default();
-        settled(&mut lanes, |_| 500);
-        // Now it is slower by itself, and takes more at once all the same.
+        assert_eq!(settled(&mut lanes, |_| 500), 1, "a quick one");
+        // Now it is slow by itself, and takes more at once all the same.
         assert!(settled(&mut lanes, |_| 20_000) >= LANES_MAX - 4);
         assert!(settled(&mut lanes, |lanes| 8000 * lanes as u64) <= LANES_MIN + 2);
     }
