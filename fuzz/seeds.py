@@ -24,6 +24,8 @@ def control():
     for line in (
         b'{"v":1,"verb":"stats"}',
         b'{"v":1,"verb":"warm","paths":["train/a\\\\xffb",""],"jobs":8}',
+        b'{"v":1,"verb":"warm","globs":[{"base":"train","pattern":"**/*.jpg"}],"list":1,"rate":1,"background":true,"check":true}',
+        b'{"v":1,"verb":"warm_list","list":1,"paths":["train/a"]}',
         b'{"v":1,"verb":"evict","paths":["a//./b/"]}',
         b'{"v":2,"verb":"stop"}',
     ):

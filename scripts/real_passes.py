@@ -140,7 +140,7 @@ class Driver:
             )
 
     def with_half_a_cache(self):
-        with self.mount("--cache-size", str(self.size // 2), cache="half") as mount:
+        with self.mount("--cache-size", str(self.size // 2), "--evict-policy", "lru", cache="half") as mount:
             grown, after = self.clients("half", mount)
             self.counters(
                 "half",

@@ -5,6 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use std::os::unix::ffi::OsStrExt;
 use warmfs::faultfs::fuzz_rules;
 use warmfs::store::Record;
+use warmfs::store::names::{KeptListing, decode_contents};
 use warmfs::sys::mountinfo;
 use warmfs::types::{CHUNK_BYTES, FileId, FileVersion, Timestamp};
 
@@ -78,6 +79,19 @@ fn body(body: &[u8]) {
         assert_eq!(record.encode(ID), bytes, "not what is written for it");
     }
     let _ = Record::decode(ID, body);
+    names(body);
+}
+
+/// The same for what is kept of a directory.
+fn names(body: &[u8]) {
+    let key = [0; 20];
+    let mut bytes = body.to_vec();
+    bytes.extend(&blake3::Hasher::new().update(&key).update(body).finalize().as_bytes()[..8]);
+    if let Some(listing) = KeptListing::decode(&key, &bytes, 7) {
+        assert_eq!(listing.encode(&key), bytes, "not what is written for it");
+    }
+    let _ = KeptListing::decode(&key, body, 7);
+    let _ = decode_contents(&bytes, &[0; 16]);
 }
 
 /// A record with bytes changed, cut or added is none.

@@ -179,6 +179,10 @@ impl<S: Source> Source for FaultySource<S> {
         self.inner.is_racy(attr, look)
     }
 
+    fn stamp(&self) -> Option<[u8; 16]> {
+        self.inner.stamp()
+    }
+
     fn root_device(&self) -> u64 {
         self.inner.root_device()
     }

@@ -246,6 +246,10 @@ impl Source for LocalSource {
         look.is_racy(attr.mtime, attr.ctime, self.exact_times && here)
     }
 
+    fn stamp(&self) -> Option<[u8; 16]> {
+        super::stamp::stamp(&self.io, &self.root, self.rule)
+    }
+
     fn root_device(&self) -> u64 {
         self.root_device
     }

@@ -8,6 +8,7 @@
 pub mod faulty;
 mod local;
 pub mod racy;
+mod stamp;
 
 pub use local::{IdentityRule, LocalSource};
 pub use racy::Look;
@@ -135,6 +136,12 @@ pub trait Source: Send + Sync {
     /// tell: see [`racy`].
     fn is_racy(&self, attr: &Attr, look: &Look) -> bool {
         look.is_racy(attr.mtime, attr.ctime, false)
+    }
+
+    /// Which source this is: the same after a restart only if its inode numbers still mean the same objects and its names and
+    /// attributes are seen in the same way. `None` where that cannot be told.
+    fn stamp(&self) -> Option<[u8; 16]> {
+        None
     }
 
     /// The device of the root: objects on another device get node numbers of their own.

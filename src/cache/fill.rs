@@ -7,10 +7,13 @@ use super::Cache;
 use super::engine::{Copy, CopyError};
 use super::flight::Waiter;
 use super::read::{Opened, Serving};
+use super::space::Room;
 use crate::backing::Pin;
-use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, disk_bytes};
+use crate::policy::Subject;
+use crate::store::{CacheFile, Chunk, FileUse, Place, RamWindow, Reservation, Tally, disk_bytes};
 use crate::types::{Attr, ChunkRange, Error, FileId, FileVersion, Result, chunk_count};
 use std::ffi::OsStr;
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -27,6 +30,10 @@ pub struct Want {
     pub path: PathBuf,
     /// The file itself, if it is held since it was looked up.
     pub pin: Option<Pin>,
+    /// Nobody has asked for it: it takes room that is free, and its bytes are counted here.
+    pub ahead: Option<Arc<Tally>>,
+    /// The warm-up that wants it: kept on the SSD or not at all.
+    pub warm_job: Option<NonZeroU32>,
 }
 
 /// Where the file can be read now.
@@ -48,7 +55,7 @@ pub enum FillError {
 }
 
 /// Chunks per step of a fill in the background: 8 MiB, what the engine keeps in flight at most.
-const STEP_CHUNKS: u32 = 8;
+pub(super) const STEP_CHUNKS: u32 = 8;
 
 impl Cache {
     /// Makes the file readable and then calls `then`, on this thread or, when another fills it already, on that one.
@@ -72,14 +79,26 @@ impl Cache {
         {
             return Ok(Served::File(file));
         }
+        let _reader = want.ahead.is_none().then(|| self.prefetch.reader());
         let opened = self.open_version(want)?;
-        match self.fill_ssd(want, &opened) {
+        let room = if want.ahead.is_some() { Room::Spare } else { Room::Made };
+        match self.fill_ssd(want, &opened, room) {
             Ok(file) => return Ok(Served::File(file)),
             Err(Stop::Source(error)) => return Err(error),
+            Err(Stop::NoRoom) if want.ahead.is_some() => {}
             Err(Stop::NoRoom) => self.stats.cache_refusals.inc(),
             Err(Stop::Ssd(error)) => self.ssd_failed(&error),
         }
-        match self.fill_ram(want, &opened) {
+        if want.warm_job.is_some() {
+            return Ok(Served::Source(opened));
+        }
+        let filled = match (self.fill_ram(want, &opened), &want.ahead) {
+            (Err(Stop::NoRoom), Some(tally)) if tally.may_take_places() => {
+                self.fill_ssd(want, &opened, Room::OfLaterFiles)
+            }
+            (filled, _) => filled,
+        };
+        match filled {
             Ok(file) => Ok(Served::File(file)),
             Err(Stop::Source(error)) => Err(error),
             Err(Stop::NoRoom | Stop::Ssd(_)) => Ok(Served::Source(opened)),
@@ -110,11 +129,13 @@ impl Cache {
         Ok(Opened { source, attr })
     }
 
-    fn fill_ssd(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
-        if self.ssd.is_resting() || self.dir.is_closed() {
+    fn fill_ssd(&self, want: &Want, opened: &Opened, room: Room) -> std::result::Result<FileUse, Stop> {
+        if !self.may_write() {
             return Err(Stop::NoRoom);
         }
-        let room = self.make_room(disk_bytes(want.version.size), 1).ok_or(Stop::NoRoom)?;
+        let candidate = self.candidate(want);
+        let room = self.find_room(room, (&candidate, &want.path), candidate.bytes, 1, want.warm_job);
+        let room = room.ok_or(Stop::NoRoom)?;
         let (number, fd) = self.dir.create().map_err(Stop::Ssd)?;
         let fd = Arc::new(fd);
         let stamp = || self.dir.stamp(&fd, number, want.version.size).map_err(Stop::Ssd);
@@ -137,13 +158,25 @@ impl Cache {
     }
 
     fn fill_ram(&self, want: &Want, opened: &Opened) -> std::result::Result<FileUse, Stop> {
-        let room = self.ram.reserve(want.version.size).ok_or(Stop::NoRoom)?;
+        let size = want.version.size;
+        let room = match want.ahead {
+            None => self.ram.reserve(size),
+            Some(_) => self.ram.reserve_ahead(size),
+        };
+        let room = room.ok_or(Stop::NoRoom)?;
         let fd = Arc::new(RamWindow::create(self.dir.io()).map_err(Stop::Ssd)?);
         let copied = self.copy_whole(want, opened, fd.clone())?;
         let file = self.complete(want, Place::Ram(fd), copied, room);
+        file.set_group(self.candidate(want).group);
         let used = file.use_it().expect("not in the window yet, so nobody retired it");
         self.ram.insert(file);
         Ok(used)
+    }
+
+    /// The file that is wanted, as the policy sees it.
+    fn candidate(&self, want: &Want) -> Subject {
+        let group = self.policy.lock().group_of(want.path.as_os_str().as_bytes());
+        Subject { id: want.id, group, bytes: disk_bytes(want.version.size) }
     }
 
     fn complete(&self, want: &Want, place: Place, copied: Copied, room: Reservation) -> Arc<CacheFile> {
@@ -152,6 +185,9 @@ impl Cache {
         let file = CacheFile::new(want.id, want.version, path, place, copied.chunks, room);
         if copied.racy {
             file.set_unsettled();
+        }
+        if let Some(tally) = &want.ahead {
+            file.set_ahead(tally.fetched(file.size()));
         }
         file
     }
@@ -237,13 +273,27 @@ impl Cache {
     }
 
     fn create_sparse(&self, want: &Want) -> Option<FileUse> {
-        if self.ssd.is_resting() || self.dir.is_closed() {
+        if !self.may_write() {
             return None;
         }
-        let Some(room) = self.make_room(0, 1) else {
+        let candidate = self.candidate(want);
+        let admitted = want.warm_job.is_some() || self.admits(&candidate, &want.path);
+        let room =
+            admitted.then(|| self.find_room(Room::Made, (&candidate, &want.path), 0, 1, want.warm_job));
+        let Some(room) = room.flatten() else {
             self.stats.cache_refusals.inc();
             return None;
         };
+        self.put_sparse(want, room).map(|(used, _)| used)
+    }
+
+    /// Whether the SSD is to be tried at all.
+    pub(super) fn may_write(&self) -> bool {
+        !self.ssd.is_resting() && !self.dir.is_closed()
+    }
+
+    /// A file of which nothing is here yet, and whether it is a new one: another may have begun it at the same time.
+    pub(super) fn put_sparse(&self, want: &Want, room: Reservation) -> Option<(FileUse, bool)> {
         let create = || -> Result<u64> {
             let (number, fd) = self.dir.create()?;
             self.dir.io().set_len(&fd, want.version.size).map_err(|e| {
@@ -257,11 +307,14 @@ impl Cache {
                 let chunks = vec![Chunk::Missing; chunk_count(want.version.size) as usize];
                 let path = want.path.as_os_str().as_bytes();
                 let file = CacheFile::new(want.id, want.version, path, Place::Ssd { number }, chunks, room);
+                if let Some(tally) = &want.ahead {
+                    file.set_ahead(tally.fetched(0));
+                }
                 let (used, first) = self.publish_or_join(&file)?;
                 if !first && let Err(e) = self.dir.remove(number) {
                     self.ssd_failed(&e);
                 }
-                Some(used)
+                Some((used, first))
             }
             Err(e) => {
                 self.ssd_failed(&e);
@@ -284,7 +337,7 @@ impl Cache {
         for start in (0..file.all().end).step_by(STEP_CHUNKS as usize) {
             let step = ChunkRange { start, end: (start + STEP_CHUNKS).min(file.all().end) };
             // No room or no SSD: there is no point in going on.
-            if !self.ensure_blocking(serving, step)? || !progress(step.bytes(file.size()).len()) {
+            if !self.ensure_blocking(serving, step, Room::Made)? || !progress(step.bytes(file.size()).len()) {
                 break;
             }
         }

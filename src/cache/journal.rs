@@ -81,6 +81,11 @@ impl Journal {
         self.shared.commit(cache);
     }
 
+    /// Uses the index, when nobody else does.
+    pub(super) fn with_index<T>(&self, work: impl FnOnce(&mut Index) -> Result<T>) -> Result<T> {
+        work(&mut self.shared.index.lock().index)
+    }
+
     /// Whether the index still has its name in the directory.
     pub(super) fn has_its_name(&self) -> bool {
         self.shared.index.lock().inode == self.shared.dir.index_inode()

@@ -11,9 +11,12 @@
 //! | [`journal`] | what changed goes into the index, in batches, after the data |
 //! | [`verify`] | re-hashes what is cached |
 //! | [`scrub`] | the same in the background, slowly and for ever |
+//! | [`names`] | what the source said of names, kept in the index |
 //! | [`disk`] | reads what the SSD has, past the page cache |
 //! | [`mend`] | a cache directory that somebody removed is made anew |
-//! | [`warm`] | fills whole trees |
+//! | [`warm`] | fills whole trees, lists and globs |
+//! | [`prefetch`] | fetches what will be asked for, behind those who ask now |
+//! | [`record`] | tells of each use, to whoever writes a trace |
 //!
 //! What it promises: a reader gets the bytes of the version it opened or an error of the source's; a fault of the SSD
 //! becomes a counter and a read from the source.
@@ -25,8 +28,11 @@ pub mod fill;
 pub mod flight;
 pub mod journal;
 pub mod mend;
+pub mod names;
 pub mod pool;
+pub mod prefetch;
 pub mod read;
+pub mod record;
 pub mod scrub;
 pub mod space;
 pub mod verify;
@@ -36,7 +42,7 @@ pub use fill::{FillError, Served, Want};
 pub use read::Serving;
 
 use crate::backing::Source;
-use crate::policy::Eviction;
+use crate::policy::{Desk, Eviction, Subject, Tier};
 use crate::stats::Stats;
 use crate::store::dir::Swept;
 use crate::store::index::Loaded;
@@ -48,7 +54,10 @@ use engine::FillEngine;
 use flight::FlightTable;
 use journal::Journal;
 use pool::Pool;
+use prefetch::Prefetch;
 use std::collections::HashMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -81,7 +90,8 @@ pub struct Cache {
     stats: Arc<Stats>,
     budget: Arc<Budget>,
     ram: RamWindow,
-    policy: Mutex<Box<dyn Eviction>>,
+    policy: Mutex<Desk>,
+    started: Instant,
     files: FileMap,
     // By version, too: who wants one must not be given another.
     fills: FlightTable<(FileId, FileVersion), std::result::Result<Served, FillError>>,
@@ -91,6 +101,9 @@ pub struct Cache {
     journal: Journal,
     scrub: scrub::Scrub,
     background: Pool,
+    prefetch: Prefetch,
+    recorder: record::Recorder,
+    warms: warm::Jobs,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
 }
@@ -117,20 +130,24 @@ impl Cache {
         let cache = Arc::new(Self {
             scrub: scrub::Scrub::new(note, records.is_empty()),
             budget: Budget::new(settings.bytes_max, settings.files_max),
+            policy: Mutex::new(Desk::new(policy, settings.bytes_max)),
+            started: Instant::now(),
             ram: RamWindow::new(settings.ram_window_bytes),
             settings,
             source,
             dir: dir.clone(),
             engine,
             stats: stats.clone(),
-            policy: Mutex::new(policy),
             files: FileMap::new(),
             fills: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             begins: FlightTable::new(|| Err(FillError::Failed(abandoned()))),
             chunks: FlightTable::new(|| Err(abandoned())),
             verifies: FlightTable::new(|| false),
-            journal: Journal::new(index, dir, stats),
+            journal: Journal::new(index, dir, stats.clone()),
             background: Pool::new("warmfs-fill", BACKGROUND_FILLS_MAX),
+            prefetch: Prefetch::new(stats.clone()),
+            recorder: record::Recorder::default(),
+            warms: warm::Jobs::default(),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
         });
@@ -155,8 +172,8 @@ impl Cache {
             // A file that is not complete bears no stamp: its chunks are looked at as they are read.
             let trusted = trusted && record.is_complete();
             let file = CacheFile::from_record(*id, record, trusted, self.budget.adopt(bytes, 1));
+            note_inserted(&mut policy, &file);
             self.files.insert(file);
-            policy.inserted(*id);
         }
         drop(policy);
         self.budget.set_overhead(self.dir.overhead_bytes());
@@ -183,10 +200,72 @@ impl Cache {
         size <= self.settings.small_file_bytes_max
     }
 
-    /// Notes that a cached file was opened.
-    pub fn note_open(&self, file: &CacheFile) {
+    /// Notes that a file was opened of which something is cached. Whether all of it is, makes it a hit.
+    pub fn note_open(&self, file: &CacheFile, cached: bool) {
+        let was_ahead = self.note_use(file);
+        let from = match (cached, file.place()) {
+            (false, _) => Tier::Source,
+            (true, crate::store::Place::Ssd { .. }) => Tier::Ssd,
+            (true, crate::store::Place::Ram(_)) => Tier::Ram,
+        };
+        self.tell_policy(&subject(file), file.path(), file.size(), from);
+        if was_ahead {
+            self.guess_siblings(file.path());
+            self.guess_shards(file.path(), file.size());
+        }
+    }
+
+    /// Somebody has opened the file, for the file's own sake. Says whether it was fetched ahead of that.
+    pub fn note_use(&self, file: &CacheFile) -> bool {
         file.count_hit();
-        self.policy.lock().accessed(file.id());
+        let was_ahead = file.end_ahead();
+        if was_ahead {
+            self.ram.used(file.id());
+        }
+        was_ahead
+    }
+
+    fn tell_policy(&self, file: &Subject, path: &[u8], size: u64, from: Tier) {
+        let noted = self.policy.lock().opened(file, path, from, self.now_ms());
+        if noted.is_use {
+            self.recorder.used(path, size);
+        }
+        if let Some(group) = noted.scout {
+            self.prefetch.send_scout(group);
+        }
+    }
+
+    /// The same for a file that must be fetched, or looked at, first; before that is asked for, so that the policy knows of
+    /// this open when it decides whether to keep the file.
+    pub fn note_opening(&self, id: FileId, path: &Path, size: u64, cached: bool) {
+        let group = self.policy.lock().group_of(path.as_os_str().as_bytes());
+        let from = if cached { Tier::Ssd } else { Tier::Source };
+        let file = Subject { id, group, bytes: disk_bytes(size) };
+        let path = path.as_os_str().as_bytes();
+        self.tell_policy(&file, path, size, from);
+        if cached {
+            return;
+        }
+        self.guess_siblings(path);
+        if self.is_small(size) {
+            self.guess_shards(path, size);
+        }
+    }
+
+    /// A reader of the file at `path` has waited so long for the source.
+    pub fn note_waited(&self, path: &Path, waited: Duration) {
+        let mut policy = self.policy.lock();
+        let group = policy.groups().peek(path.as_os_str().as_bytes());
+        policy.waited(group, waited.as_micros() as u64);
+    }
+
+    /// Looks at what is known of how the mount is read: its data sets and their epochs. With the policy locked: be quick.
+    pub fn reading<T>(&self, look: impl FnOnce(&Desk) -> T) -> T {
+        look(&self.policy.lock())
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
     }
 
     /// The data file of a cached file, open. A fault of the SSD drops the file and says so.
@@ -263,7 +342,7 @@ impl Cache {
             if !self.enlist(file) {
                 return false;
             }
-            policy.inserted(file.id());
+            note_inserted(&mut policy, file);
             self.files.insert(file.clone())
         };
         if let Some(old) = old {
@@ -282,7 +361,7 @@ impl Cache {
             }
             let put = self.files.insert_or_use(file);
             if put.is_ok() {
-                policy.inserted(file.id());
+                note_inserted(&mut policy, file);
             }
             put
         };
@@ -346,6 +425,11 @@ impl Cache {
         &self.source
     }
 
+    /// Who wants to know of each use.
+    pub fn recorder(&self) -> &record::Recorder {
+        &self.recorder
+    }
+
     /// The counters.
     pub fn stats(&self) -> &Arc<Stats> {
         &self.stats
@@ -383,7 +467,9 @@ impl Cache {
 
     /// Writes down what is known, so that the next start can trust it. The last thing a daemon does.
     pub fn stop(&self) {
+        self.stop_prefetch();
         self.background.stop();
+        self.warms.stop_all();
         if let Err(e) = self.dir.close() {
             self.ssd_failed(&e);
         }
@@ -422,6 +508,18 @@ fn sweep(dir: &CacheDir, records: &mut Vec<(FileId, Record)>) -> Result<Vec<File
         tracing::info!("{removed} files that the index does not know and {records} outdated records removed");
     }
     Ok(forgotten)
+}
+
+/// With the policy locked: a file comes into the map.
+fn note_inserted(policy: &mut Desk, file: &CacheFile) {
+    file.set_group(policy.group_of(file.path()));
+    policy.inserted(&subject(file));
+    policy.cached_at(file.id(), file.path());
+}
+
+/// A cached file as the policy sees it.
+fn subject(file: &CacheFile) -> Subject {
+    Subject { id: file.id(), group: file.group(), bytes: disk_bytes(file.size()) }
 }
 
 fn abandoned() -> Error {

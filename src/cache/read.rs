@@ -11,9 +11,13 @@ use super::engine::{Copy, CopyError};
 use super::fill::{FillError, Want, path_of};
 use super::flight::{Lead, Waiter};
 use super::pool::Pool;
-use super::{Cache, abandoned};
+use super::space::Room;
+use super::{Cache, abandoned, subject};
 use crate::backing::{Look, SourceFile};
 use crate::policy::StreamTracker;
+use crate::policy::detect::Detector;
+use crate::policy::detect::strides::StrideTracker;
+use crate::store::Ahead;
 use crate::store::file::Need;
 use crate::store::{CacheFile, Chunk, FileUse, Place, Reservation, disk_bytes};
 use crate::sys::clock::file_time;
@@ -99,6 +103,9 @@ pub struct Partial {
     seen: Seen,
     source: Mutex<Option<Opened>>,
     tracker: Mutex<StreamTracker>,
+    strides: Mutex<StrideTracker>,
+    /// Chunks that were fetched before they were read; what is left when the file is closed was fetched in vain.
+    ahead: Mutex<Vec<(ChunkIndex, Ahead)>>,
 }
 
 impl Partial {
@@ -106,13 +113,32 @@ impl Partial {
     pub fn version(&self) -> FileVersion {
         self.file.version()
     }
+
+    /// A chunk is about to be fetched before it is read.
+    pub(super) fn add_ahead(&self, index: ChunkIndex, ahead: Ahead) {
+        self.ahead.lock().push((index, ahead));
+    }
+
+    /// These chunks are read.
+    fn end_ahead(&self, chunks: ChunkRange) {
+        let mut ahead = self.ahead.lock();
+        let read = ahead.extract_if(.., |(index, _)| (chunks.start..chunks.end).contains(index));
+        read.for_each(|(_, ahead)| ahead.used());
+    }
 }
 
 impl Serving {
     /// A copy in the making; its source is opened when it is first needed, unless it is already.
     pub fn partial(file: FileUse, source: Option<Opened>) -> Self {
         let seen = Seen::none_of(&file);
-        Self::Partial(Partial { file, seen, source: Mutex::new(source), tracker: Mutex::default() })
+        Self::Partial(Partial {
+            file,
+            seen,
+            source: Mutex::new(source),
+            tracker: Mutex::default(),
+            strides: Mutex::default(),
+            ahead: Mutex::default(),
+        })
     }
 
     /// A complete copy that is read through us.
@@ -409,8 +435,14 @@ impl Cache {
     }
 
     fn open_source_of(&self, file: &CacheFile) -> Result<Opened> {
-        let want =
-            Want { id: file.id(), version: file.version(), path: path_of(file).to_path_buf(), pin: None };
+        let want = Want {
+            id: file.id(),
+            version: file.version(),
+            path: path_of(file).to_path_buf(),
+            pin: None,
+            ahead: None,
+            warm_job: None,
+        };
         match self.open_version(&want) {
             Ok(opened) => Ok(opened),
             Err(FillError::Changed(_)) => Err(stale("open")),
@@ -460,7 +492,10 @@ impl Cache {
                     }));
                 })
             };
-            let end = match self.step(&serving, chunks, waiter) {
+            let reader = self.prefetch.reader();
+            let step = self.step(&serving, chunks, Room::Made, waiter);
+            drop(reader);
+            let end = match step {
                 Step::Again => continue,
                 Step::Waiting => return,
                 Step::Ready => Ok(true),
@@ -473,11 +508,11 @@ impl Cache {
     }
 
     /// The same for a thread that may block: fills in the background and `warm`.
-    pub(super) fn ensure_blocking(&self, serving: &Serving, chunks: ChunkRange) -> Result<bool> {
+    pub(super) fn ensure_blocking(&self, serving: &Serving, chunks: ChunkRange, room: Room) -> Result<bool> {
         loop {
             let (tx, rx) = std::sync::mpsc::sync_channel(1);
             let waiter = || -> Waiter<Result<()>> { Box::new(move |landed| drop(tx.send(landed))) };
-            match self.step(serving, chunks, waiter) {
+            match self.step(serving, chunks, room, waiter) {
                 Step::Again => continue,
                 Step::Ready => return Ok(true),
                 Step::Bypass => return Ok(false),
@@ -491,6 +526,7 @@ impl Cache {
         &self,
         serving: &Serving,
         chunks: ChunkRange,
+        room: Room,
         waiter: impl FnOnce() -> Waiter<Result<()>>,
     ) -> Step {
         let Serving::Partial(partial) = serving else { return Step::Ready };
@@ -519,7 +555,7 @@ impl Cache {
                     let Some(lead) = self.chunks.try_lead((number, index)) else { break };
                     leads.push(lead);
                 }
-                self.fetch(serving, partial, extent.start, leads)
+                self.fetch(serving, extent.start, leads, room)
             }
         }
     }
@@ -528,12 +564,12 @@ impl Cache {
     fn fetch(
         &self,
         serving: &Serving,
-        partial: &Partial,
         start: ChunkIndex,
         leads: Vec<Lead<(u64, ChunkIndex), Result<()>>>,
+        room: Room,
     ) -> Step {
         let extent = ChunkRange { start, end: start + leads.len() as u32 };
-        let step = match self.copy_extent(serving, partial, extent) {
+        let step = match self.copy_extent(serving, extent, room) {
             Ok(true) => Step::Again,
             Ok(false) => Step::Bypass,
             Err(e) => Step::Failed(e),
@@ -548,7 +584,8 @@ impl Cache {
     }
 
     /// Copies chunks and marks them present. `false`: the SSD has no room or is at fault.
-    fn copy_extent(&self, serving: &Serving, partial: &Partial, extent: ChunkRange) -> Result<bool> {
+    fn copy_extent(&self, serving: &Serving, extent: ChunkRange, room: Room) -> Result<bool> {
+        let Serving::Partial(partial) = serving else { return Ok(true) };
         let file = &partial.file;
         // Some may have landed between the look and the lead, and what is here is being read: it is not written again.
         let Some(Need::Fetch(extent)) = file.need(extent) else { return Ok(true) };
@@ -557,8 +594,12 @@ impl Cache {
         }
         let opened = self.opened(serving)?;
         let bytes = (extent.start..extent.end).map(|i| disk_bytes(chunk_range(i, file.size()).len())).sum();
-        let Some(room) = self.make_room(bytes, 0) else {
-            self.stats.cache_refusals.inc();
+        let warm_job = file.warmed_by().map(|(job, _)| job);
+        let subject = subject(file);
+        let Some(room) = self.find_room(room, (&subject, path_of(file)), bytes, 0, warm_job) else {
+            if room == Room::Made {
+                self.stats.cache_refusals.inc();
+            }
             return Ok(false);
         };
         let Ok(target) = self.open_data(file) else { return Ok(false) };
@@ -658,7 +699,8 @@ impl Cache {
         }
     }
 
-    /// Lets the tracker see the read, and fills the whole file in the background once it is wanted.
+    /// Lets the trackers see the read, fills the whole file in the background once it is wanted, and fetches what is expected
+    /// next.
     fn watch_stream(self: &Arc<Self>, serving: &Arc<Serving>, range: ByteRange) {
         let Serving::Partial(partial) = &**serving else { return };
         let chunks = range.chunks();
@@ -669,6 +711,15 @@ impl Cache {
         let wants_all = partial.tracker.lock().note(chunks, missing, partial.file.all().end);
         if wants_all && !partial.file.is_complete() {
             self.fill_in_background(serving);
+        }
+        if wants_all {
+            self.guess_shards(partial.file.path(), partial.file.size());
+        }
+        partial.end_ahead(chunks);
+        let places = partial.strides.lock().note(range, partial.file.size());
+        if !places.is_empty() {
+            let chunks = places.iter().flat_map(|place| place.chunks().start..place.chunks().end);
+            self.guess_chunks(serving, Detector::Strides, chunks.collect());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::config::Flag;
 use clap::{Args, Parser, Subcommand};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 
 /// A tiered SSD cache file system for GPU training.
@@ -47,18 +47,12 @@ pub enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Fill the cache with files and trees
-    Warm {
-        /// Files or directories on a mount
-        #[arg(required = true)]
-        paths: Vec<PathBuf>,
-        /// Files to fill at the same time [default: 8]
-        #[arg(long, value_name = "N")]
-        jobs: Option<NonZeroU32>,
-        /// One JSON object at the end
-        #[arg(long)]
-        json: bool,
-    },
+    /// Fill the cache with files, trees, globs and lists, or check what is in it
+    ///
+    /// What is warm already is passed over without reading it, so that a warm-up that was interrupted goes on where it
+    /// ended: give the same command again. Exit codes: 0 everything is warm, 1 something is not, which is named with its
+    /// reason, 2 usage, 130 interrupted by ^C, which stops the daemon's work too.
+    Warm(WarmArgs),
     /// Drop cached copies; the next open asks the source
     Evict {
         /// Files or directories on a mount
@@ -79,6 +73,37 @@ pub enum Verb {
         /// One JSON object
         #[arg(long)]
         json: bool,
+    },
+    /// What hit ratio each cache size would have given: of what was read on a mount, or of a recorded trace
+    Advise {
+        /// Any path on a mount
+        #[arg(required_unless_present = "trace", conflicts_with = "trace")]
+        path: Option<PathBuf>,
+        /// A recorded trace: the path of each open on a line, or its bytes, a tab and the path; - is standard input
+        #[arg(long, value_name = "FILE")]
+        trace: Option<PathBuf>,
+        /// Sizes to look at, such as 200GB,1TB; in a trace without bytes, numbers of files [default: shares of the data]
+        #[arg(long, value_name = "SIZE", value_delimiter = ',')]
+        cache_size: Vec<String>,
+        /// One JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell a mount in which order files will be opened, so that it fetches them in time; or show what it was told
+    Hint(HintArgs),
+    /// Write down which files are used on a mount, in order, until Ctrl-C: a trace for `hint` and `advise`
+    Record {
+        /// Any path on a mount
+        mount: PathBuf,
+        /// Where to: a line for each use, its path; - is standard output
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Write the bytes of the file and a tab before each path, for `advise --trace`
+        #[arg(long)]
+        sizes: bool,
+        /// Ends when the trace is so large
+        #[arg(long, value_name = "SIZE", default_value = "1GB")]
+        max_size: String,
     },
     /// What this kernel and this user can do, and what each missing thing costs
     Doctor {
@@ -149,7 +174,7 @@ pub struct MountArgs {
     /// How much of the SSD to use: 200GB, 80% [default: what is free, less 5 % of the disk]
     #[arg(long, value_name = "SIZE")]
     pub cache_size: Option<String>,
-    /// Who goes when the cache is full: lru, or none (keep what is there)
+    /// Who goes when the cache is full: epoch (knows training), lru, or none (keep what is there) [default: epoch]
     #[arg(long, value_name = "POLICY")]
     pub evict_policy: Option<String>,
     /// How old a fact about the source may be: 60s, 0, forever [default: 60s]
@@ -158,6 +183,9 @@ pub struct MountArgs {
     /// Serve warm files by warmfs instead of letting the kernel read them
     #[arg(long)]
     pub no_passthrough: bool,
+    /// Fetch nothing before it is asked for
+    #[arg(long)]
+    pub no_prefetch: bool,
     /// Let other users in (default when root mounts)
     #[arg(long, conflicts_with = "private")]
     pub allow_other: bool,
@@ -173,6 +201,66 @@ pub struct MountArgs {
     /// Report readiness on standard output, then let go of the terminal: how `mount` starts its daemon
     #[arg(long, hide = true)]
     pub daemon: bool,
+}
+
+/// `warmfs hint`
+#[derive(Args)]
+pub struct HintArgs {
+    /// Any path on a mount; without --order and --clear what is known of all orders is shown
+    pub mount: PathBuf,
+    /// The coming order: one path a line, relative to the mount or absolute below it, or a trace of `warmfs record`; - is
+    /// standard input. It comes after what the job has told before
+    #[arg(long, value_name = "FILE")]
+    pub order: Option<PathBuf>,
+    /// Paths end with a NUL byte and not with a newline
+    #[arg(short = '0', long, requires = "order")]
+    pub null: bool,
+    /// Whose order: each job that reads in an order of its own has a name
+    #[arg(long, value_name = "NAME", default_value = crate::control::JOB_DEFAULT)]
+    pub job: String,
+    /// Forget what the job has told before
+    #[arg(long)]
+    pub clear: bool,
+    /// One JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `warmfs warm`
+#[derive(Args)]
+pub struct WarmArgs {
+    /// Files, directories or quoted globs on a mount: 'MOUNT/train/*.jpg', 'MOUNT/**/*.tar'
+    #[arg(required = true)]
+    pub paths: Vec<PathBuf>,
+    /// Take the names from a list, one a line, relative to PATH or absolute; - is standard input
+    #[arg(long, value_name = "FILE")]
+    pub from: Option<PathBuf>,
+    /// The names of the list are ended by NUL, as `find -print0` writes them
+    #[arg(short = '0', long, requires = "from")]
+    pub null: bool,
+    /// Files to fill at the same time [default: 8]
+    #[arg(long, value_name = "N")]
+    pub jobs: Option<NonZeroU32>,
+    /// Fetch at most so much a second: 100MB
+    #[arg(long, value_name = "SIZE", value_parser = rate)]
+    pub rate: Option<NonZeroU64>,
+    /// Return at once; `warmfs status` and `warmfs stats` show how far it is
+    #[arg(long)]
+    pub background: bool,
+    /// Only say what is not warm; fetches and changes nothing
+    #[arg(long, conflicts_with_all = ["background", "rate"])]
+    pub check: bool,
+    /// Stop all warm-ups on the mount that PATH is on
+    #[arg(long, conflicts_with_all = ["from", "jobs", "rate", "background", "check"])]
+    pub stop: bool,
+    /// One JSON object at the end
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn rate(text: &str) -> Result<NonZeroU64, String> {
+    let none = "a rate of 0 fetches nothing: leave --rate out for no limit";
+    NonZeroU64::new(crate::types::units::parse_size(text)?).ok_or_else(|| none.into())
 }
 
 /// `warmfs demo`
@@ -249,6 +337,7 @@ impl MountArgs {
         add("--evict-policy", "cache.evict_policy", self.evict_policy.clone());
         add("--ttl", "metadata.ttl", self.ttl.clone());
         add("--no-passthrough", "mount.passthrough", on(self.no_passthrough, "false"));
+        add("--no-prefetch", "prefetch.enabled", on(self.no_prefetch, "false"));
         add("--allow-other", "mount.allow_other", on(self.allow_other, "true"));
         add("--private", "mount.allow_other", on(self.private, "false"));
         Ok(flags)

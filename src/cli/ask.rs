@@ -1,6 +1,7 @@
-//! `stats`, `status`, `warm`, `evict`, `verify`: asking a running mount through its control socket and its xattrs.
+//! `stats`, `status`, `evict`, `verify`: asking a running mount through its control socket and its xattrs.
 
 use super::Failure;
+use super::epochs;
 use super::show::{Progress, files, print_json, table};
 use crate::cache::verify::VerifyReport;
 use crate::cache::warm::WarmReport;
@@ -10,7 +11,6 @@ use crate::types::units::show_size;
 use crate::types::{PathText, escape_bytes};
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -36,6 +36,7 @@ pub fn stats(path: &Path, watch: bool, json: bool) -> Result<(), Failure> {
 
 fn print_stats(stats: &Value) -> bool {
     let Value::Object(map) = stats else { return true };
+    let figures = map.iter().filter(|(name, _)| !name.starts_with("epochs"));
     let row = |(name, value): (&String, &Value)| {
         let shown = match value.as_u64() {
             Some(n) if name.contains("bytes") => format!("{n} ({})", show_size(n)),
@@ -48,7 +49,7 @@ fn print_stats(stats: &Value) -> bool {
         };
         vec![name.clone(), shown]
     };
-    table(&["name", "value"], &map.iter().map(row).collect::<Vec<_>>())
+    table(&["name", "value"], &figures.map(row).collect::<Vec<_>>()) && epochs::print(&stats["epochs"])
 }
 
 /// One line a second: what happened since the last.
@@ -56,18 +57,24 @@ fn print_watch(before: Option<&Value>, now: &Value) -> bool {
     let get = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
     let since = |name: &str| get(now, name) - before.map_or(get(now, name), |b| get(b, name));
     if before.is_none() {
-        return say!("opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached");
+        return say!(
+            "opens/s  passthrough/s  misses/s  source/s    SSD writes/s  evictions/s  cached              epochs"
+        );
     }
     say!(
-        "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {} of {}",
+        "{:>7}  {:>13}  {:>8}  {:>8}    {:>12}  {:>11}  {:18}  {}",
         since("opens"),
         since("passthrough_opens"),
         since("misses"),
         show_size(since("backing_bytes_read")),
         show_size(since("ssd_bytes_written")),
         since("evictions"),
-        show_size(get(now, "cache_used_bytes")),
-        show_size(get(now, "cache_capacity_bytes")),
+        format!(
+            "{} of {}",
+            show_size(get(now, "cache_used_bytes")),
+            show_size(get(now, "cache_capacity_bytes"))
+        ),
+        epochs::since(&before.unwrap_or(&Value::Null)["epochs"], &now["epochs"]),
     )
 }
 
@@ -84,7 +91,18 @@ struct Status {
     cached_bytes: u64,
     /// `ssd`, `ram`, `source`, or `mixed` for trees.
     tier: String,
+    /// Files that can never be warm: they are larger than the cache.
+    too_large: u64,
+    /// The first of the files that are not warm, each with its state.
+    not_warm: Vec<String>,
+    /// Warm-ups that run on this mount.
+    warm_jobs: u64,
 }
+
+/// Files that are not warm and are named, for each path.
+const NOT_WARM_MAX: usize = 100;
+/// Those of them that the table names.
+const NOT_WARM_SHOWN: usize = 10;
 
 /// `warmfs status`
 pub fn status(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
@@ -120,12 +138,49 @@ pub fn status(paths: &[PathBuf], json: bool) -> Result<(), Failure> {
         &["path", "state", "warm files", "cached bytes", "tier"],
         &rows.iter().map(row).collect::<Vec<_>>(),
     );
+    rows.iter().filter(|s| s.warm > 0 || s.too_large > 0).for_each(say_not_warm);
+    if let Some(path) = paths.first() {
+        print_warming(&stats_of(path)?);
+    }
     Ok(())
+}
+
+/// Names what a tree lacks that is warm but for that; of a cold one it would be a list of the tree.
+fn say_not_warm(status: &Status) {
+    status.not_warm.iter().take(NOT_WARM_SHOWN).for_each(|line| _ = say!("not warm: {line}"));
+    let more = (status.files - status.warm).saturating_sub(NOT_WARM_SHOWN as u64);
+    if more > 0 {
+        say!("not warm: {} more", files(more));
+    }
+}
+
+/// The warm-ups that run, and those that have ended in the background.
+fn print_warming(stats: &Value) {
+    for job in stats["warming"].as_array().into_iter().flatten() {
+        let report: WarmReport = serde_json::from_value(job.clone()).unwrap_or_default();
+        let text = |name: &str| job[name].as_str().unwrap_or_default().to_string();
+        let far = match job["error"].as_str() {
+            Some(error) => error.to_string(),
+            None => super::warm::line(&report),
+        };
+        say!("warm-up {} of {}, {}: {far}", job["job"], text("what"), text("state"));
+    }
+}
+
+/// The figures of the mount that `path` is on, from memory.
+fn stats_of(path: &Path) -> Result<Value, Failure> {
+    let mut value = vec![0; 65536];
+    let read = rustix::fs::lgetxattr(path, "user.warmfs.stats", &mut value);
+    let len = read.map_err(|e| Failure::run_time(format!("{}: {e}", PathText(path))))?;
+    serde_json::from_slice(&value[..len]).map_err(|e| Failure::run_time(format!("{}: {e}", PathText(path))))
 }
 
 /// Asks every file below `path` through its xattrs: what is reported is true file by file.
 fn status_of(path: &Path) -> Result<Status, Failure> {
     let mut total = Status { path: PathText(path).to_string(), ..Status::default() };
+    let stats = stats_of(path)?;
+    total.warm_jobs = stats["warm_jobs"].as_u64().unwrap_or(0);
+    let capacity = stats["cache_capacity_bytes"].as_u64().unwrap_or(u64::MAX);
     for entry in walkdir::WalkDir::new(path) {
         let entry = entry.map_err(|e| Failure::run_time(e.to_string()))?;
         if !entry.file_type().is_file() {
@@ -133,19 +188,31 @@ fn status_of(path: &Path) -> Result<Status, Failure> {
         }
         let size = entry.metadata().map_err(|e| Failure::run_time(e.to_string()))?.len();
         let state = xattr(entry.path(), "state")?;
-        total.files += 1;
-        total.bytes += size;
-        total.cached_bytes += xattr(entry.path(), "cached_bytes")?.parse().unwrap_or(0);
-        match state.as_str() {
-            "warm" => total.warm += 1,
-            "partial" => total.partial += 1,
-            _ => total.cold += 1,
-        }
         let tier = match (state.as_str(), xattr(entry.path(), "cache_path")) {
             ("cold", _) => "source",
             (_, Ok(_)) => "ssd",
             (_, Err(_)) => "ram",
         };
+        total.files += 1;
+        total.bytes += size;
+        // What is in RAM is there while somebody reads it, and is not kept.
+        let state = if tier == "ram" { "cold" } else { state.as_str() };
+        match state {
+            "warm" => total.warm += 1,
+            "partial" => total.partial += 1,
+            _ => total.cold += 1,
+        }
+        if state != "cold" {
+            total.cached_bytes += xattr(entry.path(), "cached_bytes")?.parse().unwrap_or(0);
+        }
+        if state != "warm" {
+            let too_large = size > capacity;
+            total.too_large += u64::from(too_large);
+            if total.not_warm.len() < NOT_WARM_MAX {
+                let why = if too_large { "larger than the cache" } else { state };
+                total.not_warm.push(format!("{}: {why}", PathText(entry.path())));
+            }
+        }
         total.tier = if total.tier.is_empty() || total.tier == tier { tier.into() } else { "mixed".into() };
     }
     total.state = match (total.warm, total.cold, total.files) {
@@ -194,68 +261,6 @@ fn call_all(
         for paths in requests {
             answer(client.call(&request(paths), |value| progress(&value))?)?;
         }
-    }
-    Ok(())
-}
-
-/// `warmfs warm`
-pub fn warm(paths: &[PathBuf], jobs: Option<NonZeroU32>, json: bool) -> Result<(), Failure> {
-    let mut bar = Progress::new("warming", json);
-    let mut total = WarmReport::default();
-    let number = |v: &Value, name: &str| v[name].as_u64().unwrap_or(0);
-    call_all(
-        paths,
-        |paths| Request::Warm { paths, jobs },
-        |v| {
-            bar.set(
-                number(v, "bytes_done"),
-                number(v, "bytes_total"),
-                number(v, "files_warm"),
-                number(v, "files_total"),
-            )
-        },
-        |v| {
-            for (sum, name) in [
-                (&mut total.files_total, "files_total"),
-                (&mut total.bytes_total, "bytes_total"),
-                (&mut total.files_warm, "files_warm"),
-                (&mut total.bytes_done, "bytes_done"),
-                (&mut total.bytes_fetched, "bytes_fetched"),
-                (&mut total.files_without_room, "files_without_room"),
-                (&mut total.files_failed, "files_failed"),
-            ] {
-                *sum += number(&v, name);
-            }
-            let failed = v["failed"].as_array().cloned().unwrap_or_default();
-            total.failed.extend(failed.iter().filter_map(Value::as_str).map(String::from));
-            Ok(())
-        },
-    )?;
-    bar.finish();
-    if json {
-        print_json(&total);
-    } else {
-        say!(
-            "{} of {} warm, {} of {} fetched",
-            total.files_warm,
-            files(total.files_total),
-            show_size(total.bytes_fetched),
-            show_size(total.bytes_total)
-        );
-    }
-    total.failed.iter().for_each(|reason| complain!("warmfs: {reason}"));
-    if total.files_without_room > 0 {
-        let text = format!(
-            "{} found no room; a larger --cache-size would hold them",
-            files(total.files_without_room)
-        );
-        return Err(Failure::run_time(text));
-    }
-    if total.files_failed > 0 {
-        return Err(Failure::run_time(format!(
-            "{} could not be read from the source",
-            files(total.files_failed)
-        )));
     }
     Ok(())
 }

@@ -4,12 +4,19 @@
 //! |---|---|
 //! | [`args`] | the words: verbs, flags, and what they mean for the configuration |
 //! | [`mount`] | `mount`, `umount`: starting a daemon and waiting until it serves |
-//! | [`ask`] | `stats`, `status`, `warm`, `evict`, `verify`: asking a running one |
+//! | [`ask`] | `stats`, `status`, `evict`, `verify`: asking a running one |
+//! | [`warm`] | `warm`: files, trees, globs and lists |
+//! | [`list`] | lists of paths, read in bounded memory |
+//! | [`mod@hint`] | `hint`: the coming order of access |
+//! | [`mod@record`] | `record`: a trace of what is used |
+//! | [`mod@advise`] | `advise`: other cache sizes, of a mount or of a trace |
 //! | [`mod@doctor`] | what this kernel and this user can do |
 //! | [`demo`] | the speed-up, shown without set-up |
 //! | [`show`] | tables, progress, JSON |
+//! | `epochs` | the part of `stats` that tells of epochs |
 //!
-//! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage.
+//! Exit codes: 0 done, 1 failed at run time, 2 usage or configuration, 3 verify found damage, 130 a `warm` that was
+//! interrupted.
 #![forbid(unsafe_code)]
 
 /// A line on standard output, as `println!` but without its panic when the reader has gone.
@@ -22,12 +29,18 @@ macro_rules! complain {
     ($($words:tt)*) => { $crate::cli::show::err(format_args!("{}\n", format_args!($($words)*))) };
 }
 
+pub mod advise;
 pub mod args;
 pub mod ask;
 pub mod demo;
 pub mod doctor;
+mod epochs;
+pub mod hint;
+pub mod list;
 pub mod mount;
+pub mod record;
 pub mod show;
+pub mod warm;
 
 use crate::config;
 use crate::types::{Error, ErrorKind, PathText};
@@ -52,6 +65,11 @@ impl Failure {
     /// It was asked rightly and went wrong.
     pub fn run_time(message: impl Into<String>) -> Self {
         Self { code: 1, message: message.into() }
+    }
+
+    /// The user has pressed ^C.
+    pub fn interrupted(message: impl Into<String>) -> Self {
+        Self { code: 130, message: message.into() }
     }
 
     /// Verification found damage; the report was printed already.
@@ -115,9 +133,14 @@ fn dispatch(verb: Verb) -> Result<(), Failure> {
         Verb::Umount { mountpoint } => mount::umount(&mountpoint),
         Verb::Stats { path, watch, json } => ask::stats(&path, watch, json),
         Verb::Status { paths, json } => ask::status(&paths, json),
-        Verb::Warm { paths, jobs, json } => ask::warm(&paths, jobs, json),
+        Verb::Warm(args) => warm::warm(&args),
         Verb::Evict { paths, json } => ask::evict(&paths, json),
         Verb::Verify { paths, cache_dir, json } => ask::verify(&paths, cache_dir.as_deref(), json),
+        Verb::Advise { path, trace, cache_size, json } => {
+            advise::advise(path.as_deref(), trace.as_deref(), &cache_size, json)
+        }
+        Verb::Hint(args) => hint::hint(&args),
+        Verb::Record { mount, out, sizes, max_size } => record::record(&mount, &out, sizes, &max_size),
         Verb::Doctor { source, cache_dir, json } => doctor(source, cache_dir, json),
         Verb::Demo(args) => demo::run(&args),
         Verb::Config { verb } => config_verb(&verb),

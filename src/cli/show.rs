@@ -66,6 +66,29 @@ impl Progress {
         Self { bar, last_line, what }
     }
 
+    /// Progress that is a line of text beside a bar; silent if `quiet`.
+    pub fn with_line(quiet: bool) -> Self {
+        let mut progress = Self::new("", quiet);
+        progress.bar = progress.bar.map(|bar| {
+            let style = ProgressStyle::with_template("[{bar:20}] {wide_msg}");
+            bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        progress
+    }
+
+    /// So many bytes are done, and `line` says it all.
+    pub fn line(&mut self, bytes: u64, bytes_total: u64, line: &str) {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_length(bytes_total);
+                bar.set_position(bytes);
+                bar.set_message(line.to_string());
+            }
+            None if is_due(&mut self.last_line) => complain!("{line}"),
+            None => {}
+        }
+    }
+
     /// So many bytes and files are done.
     pub fn set(&mut self, bytes: u64, bytes_total: u64, files: u64, files_total: u64) {
         match &self.bar {
@@ -74,8 +97,7 @@ impl Progress {
                 bar.set_position(bytes);
                 bar.set_message(format!("{} {files}/{files_total}", self.what));
             }
-            None if Instant::now().checked_duration_since(self.last_line) >= Some(LINE_INTERVAL) => {
-                self.last_line = Instant::now();
+            None if is_due(&mut self.last_line) => {
                 let shown = crate::types::units::show_size;
                 complain!(
                     "{}: {files} of {files_total} files, {} of {}",
@@ -94,4 +116,13 @@ impl Progress {
             bar.finish_and_clear();
         }
     }
+}
+
+/// Whether a plain line is due, which is then the last one.
+fn is_due(last: &mut Instant) -> bool {
+    let due = Instant::now().checked_duration_since(*last) >= Some(LINE_INTERVAL);
+    if due {
+        *last = Instant::now();
+    }
+    due
 }

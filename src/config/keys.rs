@@ -6,7 +6,8 @@
 
 use super::schema::{
     CacheSettings, CacheSize, Config, EvictPolicy, FreeFloor, IdentitySource, InspectSettings,
-    IoEngineChoice, LogSettings, MetadataSettings, MountSettings, ScrubSettings, SourceSettings,
+    IoEngineChoice, LogSettings, MetadataSettings, MountSettings, PrefetchSettings, ScrubSettings,
+    SourceSettings,
 };
 use super::values::{
     Parsed, SIZE_BYTES_MAX, auto_or, boolean, cache_size, count, free_floor, log_filter, number, path,
@@ -50,7 +51,8 @@ macro_rules! key {
     };
 }
 
-const EVICT_POLICIES: &[(&str, EvictPolicy)] = &[("lru", EvictPolicy::Lru), ("none", EvictPolicy::None)];
+const EVICT_POLICIES: &[(&str, EvictPolicy)] =
+    &[("epoch", EvictPolicy::Epoch), ("lru", EvictPolicy::Lru), ("none", EvictPolicy::None)];
 const IO_ENGINES: &[(&str, IoEngineChoice)] = &[
     ("auto", IoEngineChoice::Auto),
     ("io_uring", IoEngineChoice::IoUring),
@@ -73,7 +75,7 @@ pub(super) static KEYS: &[Key] = &[
     key!(cache.ram_window, Word, size(0..=SIZE_BYTES_MAX),
         "a size from 0 (off) to 1024PiB such as 64MiB"),
     key!(cache.evict_policy, Word, word(EVICT_POLICIES),
-        "lru, none"),
+        "epoch, lru, none"),
     key!(cache.small_file_max, Word, size(0..=SIZE_BYTES_MAX),
         "a size from 0 (off) to 1024PiB such as 4MiB"),
     key!(mount.allow_other, Word, auto_or(boolean),
@@ -90,6 +92,10 @@ pub(super) static KEYS: &[Key] = &[
         "a number from 1 to 1048576"),
     key!(metadata.ttl, Word, ttl,
         "a duration from 0 to 3650d such as 60s, or forever"),
+    key!(metadata.read_ahead, Word, boolean,
+        "true, false"),
+    key!(metadata.keep, Word, boolean,
+        "true, false"),
     key!(source.identity, Word, word(IDENTITIES),
         "auto, inode, path"),
     key!(source.threads, Word, count(1..=1024),
@@ -98,6 +104,8 @@ pub(super) static KEYS: &[Key] = &[
         "a duration from 1ms to 1d such as 60s"),
     key!(source.hang_after, Word, patience,
         "a duration from 1ms to 1d such as 1s"),
+    key!(prefetch.enabled, Word, boolean,
+        "true, false"),
     key!(scrub.rate, Word, size(0..=SIZE_BYTES_MAX),
         "a size from 0 (off) to 1024PiB such as 16MiB"),
     key!(scrub.interval, Word, period,
@@ -131,13 +139,14 @@ pub(super) const BLANK: Config = Config {
         read_ahead: 0,
         backing_ids_max: 0,
     },
-    metadata: MetadataSettings { ttl: Some(Duration::ZERO) },
+    metadata: MetadataSettings { ttl: Some(Duration::ZERO), read_ahead: false, keep: false },
     source: SourceSettings {
         identity: IdentitySource::Auto,
         threads: 0,
         timeout: Duration::ZERO,
         hang_after: Duration::ZERO,
     },
+    prefetch: PrefetchSettings { enabled: false },
     scrub: ScrubSettings { rate: 0, interval: None },
     inspect: InspectSettings { list_xattrs: false },
     log: LogSettings { level: String::new(), file: None, max_size: 0 },
@@ -187,7 +196,10 @@ mod tests {
         let names: BTreeSet<_> = KEYS.iter().map(|key| key.name).collect();
         let variables: BTreeSet<_> = KEYS.iter().map(Key::variable).collect();
         assert_eq!((names.len(), variables.len()), (KEYS.len(), KEYS.len()));
-        assert_eq!(sections(), ["cache", "mount", "metadata", "source", "scrub", "inspect", "log"]);
+        assert_eq!(
+            sections(),
+            ["cache", "mount", "metadata", "source", "prefetch", "scrub", "inspect", "log"]
+        );
         assert!(!variables.contains("WARMFS_LOG"));
     }
 

@@ -23,6 +23,15 @@ pub struct Config {
     pub inspect: InspectSettings,
     /// `[log]`: what is written down, and where.
     pub log: LogSettings,
+    /// What is fetched before it is asked for.
+    pub prefetch: PrefetchSettings,
+}
+
+/// `[prefetch]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefetchSettings {
+    /// Whether anything is fetched before it is asked for.
+    pub enabled: bool,
 }
 
 /// `[cache]`
@@ -66,6 +75,10 @@ pub struct MountSettings {
 pub struct MetadataSettings {
     /// How long a fact about the source may be believed; zero: ask every time; `None`: forever.
     pub ttl: Option<Duration>,
+    /// Whether names and attributes are asked for ahead of a walk over a slow source.
+    pub read_ahead: bool,
+    /// Whether names and attributes are kept in the index for the next mount.
+    pub keep: bool,
 }
 
 /// `[source]`
@@ -157,6 +170,8 @@ fn share(whole: u64, percent: u8) -> u64 {
 /// What gives way when the cache is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictPolicy {
+    /// What training needs no more or clearly less: under shuffled epochs nothing.
+    Epoch,
     /// What was opened longest ago.
     Lru,
     /// Nothing: what is cached stays, the rest is read from the source.

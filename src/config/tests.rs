@@ -57,7 +57,7 @@ fn the_defaults_are_what_the_contract_says() {
     assert_eq!(config.cache.min_free, FreeFloor::Percent(5));
     assert_eq!(config.cache.max_files, None);
     assert_eq!(config.cache.ram_window, 64 << 20);
-    assert_eq!(config.cache.evict_policy, EvictPolicy::Lru);
+    assert_eq!(config.cache.evict_policy, EvictPolicy::Epoch);
     assert_eq!(config.cache.small_file_max, 4 << 20);
     assert_eq!(config.mount.allow_other, None);
     assert!(config.mount.passthrough);
@@ -259,8 +259,11 @@ fn a_cache_below_one_chunk_is_refused_with_a_remedy() {
 
 #[test]
 fn a_policy_that_does_not_exist_lists_exactly_those_that_do() {
-    let line = refusal("[cache]\nevict_policy = \"epoch\"\n");
-    assert!(line.ends_with("cache.evict_policy: `epoch` is not accepted; accepted: lru, none"), "{line}");
+    let line = refusal("[cache]\nevict_policy = \"arc\"\n");
+    assert!(
+        line.ends_with("cache.evict_policy: `arc` is not accepted; accepted: epoch, lru, none"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -158,6 +158,13 @@ impl Client {
         }
     }
 
+    /// What ends this connection from another thread: a call that is under way then fails, and the daemon hears of it.
+    pub fn hang_up(&self) -> io::Result<impl FnOnce() + Send + 'static> {
+        let twin = self.lines.stream().try_clone()?;
+        // Fails only where it has ended already.
+        Ok(move || drop(twin.shutdown(std::net::Shutdown::Both)))
+    }
+
     /// The daemon's process, as a descriptor that polls readable once it has ended; none where this process cannot
     /// see it.
     pub fn daemon(&self) -> Option<OwnedFd> {

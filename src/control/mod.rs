@@ -8,8 +8,11 @@
 //! ```text
 //! -> {"v":1,"verb":"warm","paths":["train"],"jobs":8}
 //! <- {"progress":{"files":10}}             zero or more
-//! <- {"ok":{"files":1000}}                 exactly one, or {"error":{"kind":"…","message":"…"}}
+//! <- {"ok":{"files_warm":1000}}                 exactly one, or {"error":{"kind":"…","message":"…"}}
 //! ```
+//!
+//! A list that is longer than a request goes ahead of it in parts: `{"verb":"warm_list","paths":[…]}` is answered by
+//! `{"list":1}`, the next part carries that number, and `warm` has `"list":1` in place of paths.
 //!
 //! What a verb *does* is not known here: `mount` hands in a [`Handler`].
 #![forbid(unsafe_code)]
@@ -23,7 +26,8 @@ pub use client::{Client, ClientError, Mounted, find_mount};
 #[cfg(fuzzing)]
 pub use line::{Lines, Next};
 pub use protocol::{
-    ControlError, ControlErrorKind, Info, PassthroughInfo, RelPath, Reply, Request, VERSION, batches,
+    ADVISE_SIZES_MAX, ControlError, ControlErrorKind, GLOBS_MAX, GlobPath, Info, JOB_DEFAULT,
+    PassthroughInfo, REQUEST_BYTES_MAX, RelPath, Reply, Request, VERSION, WarmRequest, batches,
     parse_request,
 };
 pub use server::{Handler, SOCKET_NAME, Server};

@@ -5,7 +5,7 @@
 //! lets through cannot name anything outside the mount.
 
 use std::ffi::OsStr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -44,24 +44,129 @@ pub enum Request {
         paths: Vec<RelPath>,
     },
     /// Fill the cache with these files and trees.
-    Warm {
+    Warm(WarmRequest),
+    /// Adds paths to a list for [`WarmRequest::list`]; the answer is `{"list": NUMBER}`.
+    WarmList {
+        /// The list; a new one where absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        list: Option<u64>,
         /// Files and trees.
         paths: Vec<RelPath>,
-        /// Files at a time; the daemon's own choice where absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        jobs: Option<NonZeroU32>,
     },
+    /// Stop all warm-ups; the answer is `{"stopped": COUNT}`.
+    WarmStop {},
     /// Hash again what is cached of these files and trees, and drop what is wrong.
     Verify {
         /// Files and trees.
         paths: Vec<RelPath>,
     },
+    /// What hit ratio each of these cache sizes would have given.
+    Advise {
+        /// Sizes in bytes, [`ADVISE_SIZES_MAX`] at most; the daemon's own choice where there are none.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        cache_bytes: Vec<u64>,
+    },
+    /// Tell of the coming order of access of a job; and, always, say what is known of all orders.
+    Hint {
+        /// Which order; [`JOB_DEFAULT`] where absent.
+        #[serde(default = "job_default")]
+        job: String,
+        /// Forget first what was told before; otherwise the paths come after it.
+        #[serde(default)]
+        clear: bool,
+        /// Paths as text of [`escape_bytes`], in the order in which they will be opened; relative to the mount's root, or
+        /// absolute below it. One that is neither is counted, and is no error.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        paths: Vec<String>,
+    },
+    /// Tell of every use of a file from now on, as progress, until the caller goes.
+    Record {},
     /// Unmount and end.
     Stop {},
 }
 
+/// The job of an order that has no name.
+pub const JOB_DEFAULT: &str = "default";
+
+/// Longest name of a job, bytes.
+pub const JOB_BYTES_MAX: usize = 64;
+
+fn job_default() -> String {
+    JOB_DEFAULT.into()
+}
+
+/// Each size is a replay of its own.
+pub const ADVISE_SIZES_MAX: usize = 32;
+
+/// What to warm, and how. One of the first three must name something.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WarmRequest {
+    /// Files and trees.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<RelPath>,
+    /// Patterns.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub globs: Vec<GlobPath>,
+    /// A list that was sent before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub list: Option<u64>,
+    /// Files at a time; the daemon's own choice where absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<NonZeroU32>,
+    /// Bytes to fetch in a second, at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate: Option<NonZeroU64>,
+    /// Answer at once, with `{"job": NUMBER}`, and go on.
+    #[serde(skip_serializing_if = "is_false")]
+    pub background: bool,
+    /// Only say what is not warm.
+    #[serde(skip_serializing_if = "is_false")]
+    pub check: bool,
+}
+
+impl WarmRequest {
+    /// These files and trees, as usual.
+    pub fn of(paths: Vec<RelPath>) -> Self {
+        Self { paths, ..Self::default() }
+    }
+
+    fn names_nothing(&self) -> bool {
+        self.paths.is_empty() && self.globs.is_empty() && self.list.is_none()
+    }
+}
+
+/// A pattern below a directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GlobPath {
+    /// The directory, by its very name.
+    pub base: RelPath,
+    /// The pattern, below it.
+    pub pattern: RelPath,
+}
+
+/// Globs in one request: the daemon follows each through the tree.
+pub const GLOBS_MAX: usize = 1000;
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
 /// Every verb, for error messages and for telling an unknown verb from a malformed request.
-const VERBS: [&str; 6] = ["stats", "info", "evict", "warm", "verify", "stop"];
+const VERBS: [&str; 11] = [
+    "stats",
+    "info",
+    "evict",
+    "warm",
+    "warm_list",
+    "warm_stop",
+    "verify",
+    "advise",
+    "hint",
+    "record",
+    "stop",
+];
 
 impl Request {
     /// The verb as it is written on the wire.
@@ -70,22 +175,29 @@ impl Request {
             Self::Stats {} => "stats",
             Self::Info {} => "info",
             Self::Evict { .. } => "evict",
-            Self::Warm { .. } => "warm",
+            Self::Warm(_) => "warm",
+            Self::WarmList { .. } => "warm_list",
+            Self::WarmStop {} => "warm_stop",
             Self::Verify { .. } => "verify",
+            Self::Advise { .. } => "advise",
+            Self::Hint { .. } => "hint",
+            Self::Record {} => "record",
             Self::Stop {} => "stop",
         }
     }
 
     /// Whether the answer takes moments, whatever the size of the dataset.
     pub fn is_quick(&self) -> bool {
-        self.paths().is_none()
+        self.paths().is_none() && !matches!(self, Self::Record {})
     }
 
     /// The paths of the verbs that take some.
     pub fn paths(&self) -> Option<&[RelPath]> {
         match self {
-            Self::Evict { paths } | Self::Warm { paths, .. } | Self::Verify { paths } => Some(paths),
-            Self::Stats {} | Self::Info {} | Self::Stop {} => None,
+            Self::Evict { paths } | Self::WarmList { paths, .. } | Self::Verify { paths } => Some(paths),
+            Self::Warm(warm) => Some(&warm.paths),
+            Self::Stats {} | Self::Info {} | Self::WarmStop {} | Self::Advise { .. } => None,
+            Self::Hint { .. } | Self::Record {} | Self::Stop {} => None,
         }
     }
 
@@ -109,8 +221,20 @@ pub fn parse_request(line: &[u8]) -> Result<Request, ControlError> {
     check_verb(fields.get("verb"))?;
     let request: Request =
         serde_json::from_value(Value::Object(fields)).map_err(|e| bad(format!("malformed request: {e}")))?;
-    match request.paths() {
-        Some([]) => Err(bad("`paths` is empty: \"\" names the whole mount".into())),
+    match (&request, request.paths()) {
+        (Request::Advise { cache_bytes }, _) if cache_bytes.len() > ADVISE_SIZES_MAX => {
+            Err(bad(format!("more than {ADVISE_SIZES_MAX} sizes in `cache_bytes`: ask for fewer at a time")))
+        }
+        (Request::Hint { job, .. }, _)
+            if job.is_empty() || job.len() > JOB_BYTES_MAX || job.contains(char::is_control) =>
+        {
+            Err(bad(format!("`job` is to be 1 to {JOB_BYTES_MAX} bytes without control characters")))
+        }
+        (Request::Warm(warm), _) if warm.globs.len() > GLOBS_MAX => {
+            Err(bad(format!("more than {GLOBS_MAX} globs: use `**`, or a list")))
+        }
+        (Request::Warm(warm), _) if !warm.names_nothing() => Ok(request),
+        (_, Some([])) => Err(bad("`paths` is empty: \"\" names the whole mount".into())),
         _ => Ok(request),
     }
 }
@@ -405,9 +529,25 @@ mod tests {
             Request::Stats {},
             Request::Info {},
             Request::Evict { paths: paths.clone() },
-            Request::Warm { paths: paths.clone(), jobs: NonZeroU32::new(4) },
-            Request::Warm { paths: paths.clone(), jobs: None },
+            Request::Warm(WarmRequest { jobs: NonZeroU32::new(4), ..WarmRequest::of(paths.clone()) }),
+            Request::Warm(WarmRequest::of(paths.clone())),
+            Request::Warm(WarmRequest {
+                globs: vec![GlobPath { base: path("[odd]"), pattern: path("**/*.jpg") }],
+                list: Some(7),
+                rate: NonZeroU64::new(1),
+                background: true,
+                check: true,
+                ..WarmRequest::default()
+            }),
+            Request::WarmList { list: None, paths: paths.clone() },
+            Request::WarmList { list: Some(3), paths: paths.clone() },
+            Request::WarmStop {},
             Request::Verify { paths },
+            Request::Advise { cache_bytes: vec![] },
+            Request::Advise { cache_bytes: vec![1, u64::MAX] },
+            Request::Hint { job: "rank 0".into(), clear: true, paths: vec!["a/b".into(), "\\xff".into()] },
+            Request::Hint { job: JOB_DEFAULT.into(), clear: false, paths: vec![] },
+            Request::Record {},
             Request::Stop {},
         ];
         for request in requests {
@@ -446,6 +586,15 @@ mod tests {
         assert_eq!(kind(r#"{"v":1,"verb":"evict"}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"evict","paths":[]}"#), BadRequest);
         assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"jobs":0}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"hint","job":""}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"hint","job":"a\nb"}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"speed":1}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"warm","paths":["a"],"rate":0}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"warm"}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"warm","globs":[{"base":"..","pattern":"*"}]}"#), BadRequest);
+        assert_eq!(kind(r#"{"v":1,"verb":"warm_list","paths":[]}"#), BadRequest);
+        let glob = r#"{"base":"","pattern":"*"},"#.repeat(GLOBS_MAX) + r#"{"base":"","pattern":"*"}"#;
+        assert_eq!(kind(&format!(r#"{{"v":1,"verb":"warm","globs":[{glob}]}}"#)), BadRequest);
         let nested = format!("{}1{}", "[".repeat(5000), "]".repeat(5000));
         assert_eq!(kind(&format!(r#"{{"v":1,"verb":"stats","x":{nested}}}"#)), BadRequest);
     }
@@ -488,8 +637,10 @@ mod tests {
         assert!(lists.len() > 1);
         assert_eq!(lists.concat(), paths);
         for paths in lists {
-            let request = Request::Warm { paths, jobs: NonZeroU32::new(u32::MAX) };
+            let jobs = NonZeroU32::new(u32::MAX);
+            let request = Request::Warm(WarmRequest { jobs, ..WarmRequest::of(paths.clone()) });
             assert!(request.to_line().len() <= REQUEST_BYTES_MAX);
+            assert!(Request::WarmList { list: Some(u64::MAX), paths }.to_line().len() <= REQUEST_BYTES_MAX);
         }
         assert!(batches(Vec::new()).is_empty());
     }

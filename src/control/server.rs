@@ -438,7 +438,7 @@ fn send(shared: &Shared, lines: &Lines, reply: &Reply) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::client::{Client, ClientError};
-    use super::super::protocol::RelPath;
+    use super::super::protocol::{RelPath, WarmRequest};
     use super::*;
     use serde_json::json;
     use std::io::{BufRead, BufReader, Read, Write};
@@ -460,7 +460,7 @@ mod tests {
             match request {
                 Request::Stats {} => Ok(json!({"opens": 3})),
                 Request::Info {} => panic!("on purpose"),
-                Request::Warm { .. } => {
+                Request::Warm(_) | Request::WarmList { .. } | Request::WarmStop {} => {
                     for step in 0..3 {
                         assert!(progress(json!({"files": step})));
                     }
@@ -477,7 +477,8 @@ mod tests {
                 Request::Evict { paths } => {
                     Err(ControlError::new(ControlErrorKind::NotFound, format!("no {:?}", paths[0])))
                 }
-                Request::Stop {} => Ok(Value::Null),
+                Request::Advise { .. } | Request::Hint { .. } => Ok(Value::Null),
+                Request::Record {} | Request::Stop {} => Ok(Value::Null),
             }
         }
     }
@@ -536,7 +537,7 @@ mod tests {
         let mut client = Client::connect(world.server.path()).unwrap();
         assert_eq!(client.call(&Request::Stats {}, |_| {}).unwrap(), json!({"opens": 3}));
         let mut seen = Vec::new();
-        let answer = client.call(&Request::Warm { paths: here(), jobs: None }, |p| seen.push(p)).unwrap();
+        let answer = client.call(&Request::Warm(WarmRequest::of(here())), |p| seen.push(p)).unwrap();
         assert_eq!(answer, json!({"files": 3}));
         assert_eq!(seen, [json!({"files": 0}), json!({"files": 1}), json!({"files": 2})]);
         match client.call(&Request::Evict { paths: here() }, |_| {}) {

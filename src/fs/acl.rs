@@ -5,7 +5,7 @@
 //! beyond the life of their nodes ([`Unlisted`]); a warm file is opened without a word to the source. If the source fails,
 //! nobody is let in.
 
-use super::node::KnownAcl;
+use super::node::{KnownAcl, Node};
 use super::watch;
 use super::xattr::no_data;
 use super::{Fs, Reply};
@@ -40,7 +40,7 @@ impl Default for Unlisted {
 }
 
 impl Unlisted {
-    fn contains(&self, object: &Identity, ctime: Timestamp) -> bool {
+    pub(super) fn contains(&self, object: &Identity, ctime: Timestamp) -> bool {
         let hash = self.hasher.hash_one((object, ctime));
         let mut generations = self.generations.lock();
         if generations.young.contains(&hash) {
@@ -53,7 +53,7 @@ impl Unlisted {
         was_old
     }
 
-    fn insert(&self, object: &Identity, ctime: Timestamp) {
+    pub(super) fn insert(&self, object: &Identity, ctime: Timestamp) {
         let hash = self.hasher.hash_one((object, ctime));
         self.generations.lock().add(hash, GENERATION_MAX);
     }
@@ -84,6 +84,13 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
+        match self.is_unread(&node) {
+            true => self.after_reading(node, |fs, node| fs.get_acl_of(node, reply)),
+            false => self.get_acl_of(node, reply),
+        }
+    }
+
+    fn get_acl_of(self: &Arc<Self>, node: Arc<Node>, reply: Reply<Vec<u8>>) {
         let (attr, known) = {
             let state = node.lock();
             (state.attr, state.acl.as_ref().map(|acl| (acl.ctime, acl.bytes.clone())))
@@ -113,12 +120,24 @@ impl Fs {
     }
 
     /// A list that was read when a change of it could leave no other ctime is good for this time only.
-    fn remember_acl(&self, node: &super::node::Node, attr: &Attr, acl: Option<Box<[u8]>>, look: Look) {
+    fn remember_acl(&self, node: &Node, attr: &Attr, acl: Option<Box<[u8]>>, look: Look) {
         if self.source.is_racy(attr, &look) {
             return;
         }
         match acl {
-            None => self.unlisted.insert(&attr.identity, attr.ctime),
+            None => {
+                self.unlisted.insert(&attr.identity, attr.ctime);
+                let (place, own) = {
+                    let state = node.lock();
+                    (state.place.clone(), state.listing.clone())
+                };
+                if let Some(own) = own {
+                    own.learnt();
+                }
+                if let Some(around) = place.and_then(|(parent, _)| self.listing_of(&parent)) {
+                    around.learnt();
+                }
+            }
             Some(_) => node.lock().acl = Some(Box::new(KnownAcl { ctime: attr.ctime, bytes: acl })),
         }
     }

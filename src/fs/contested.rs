@@ -207,7 +207,7 @@ mod tests {
             let source = LocalSource::new(tmp.path(), None).unwrap();
             let root = source.stat(Path::new("")).unwrap();
             let stage = Self {
-                nodes: NodeTable::new(root, root.identity.dev),
+                nodes: NodeTable::new(root, root.identity.dev, 0),
                 contested: Contested::default(),
                 watch: Watch::new(MOMENT, MOMENT),
                 source,

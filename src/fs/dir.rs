@@ -3,19 +3,21 @@
 //! A handle keeps the listing it began with, so that every entry that was there all the time is told exactly once,
 //! whatever happens meanwhile. Positions are indexes into it, which makes every page as cheap as the first.
 
+use super::ahead::Walk;
 use super::memory::Remembered;
 use super::node::Node;
 use super::watch::Pending;
 use super::{ESTALE, Fs, Reply};
 use crate::backing::{DirEntry, Look, SourceDir};
+use crate::store::names::{KeptEntry, KeptListing, Stamp};
 use crate::sys::clock::file_time;
-use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicU64, Ordering};
-use crate::types::{Attr, Error, FileKind, NodeId, Result, Timestamp};
+use crate::types::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use crate::types::sync::{Mutex, MutexGuard};
+use crate::types::{Attr, Error, FileKind, Identity, Moment, NodeId, Result, Timestamp};
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The entries of a directory at one moment. Names lie in one piece of memory: a million of them are kept.
@@ -33,7 +35,18 @@ pub struct Listing {
     checked_ms: AtomicU64,
     /// What the source said of the entries, as far as it was asked; empty until it is.
     remembered: Mutex<Vec<Option<Remembered>>>,
+    /// Indexes into `rows` of the directories, when somebody has asked for them.
+    dirs: OnceLock<Box<[u32]>>,
+    /// Who goes through it.
+    walk: Mutex<Walk>,
+    /// What is not in the index of it: [`UNSAVED_CONTENT`], [`UNSAVED_TIMES`].
+    unsaved: AtomicU8,
 }
+
+/// Something is known that was not.
+const UNSAVED_CONTENT: u8 = 1;
+/// The same is known to be younger.
+const UNSAVED_TIMES: u8 = 2;
 
 /// One entry.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +84,78 @@ impl Listing {
             dev: dir.identity.dev,
             checked_ms: checked_ms.into(),
             remembered: Mutex::default(),
+            dirs: OnceLock::new(),
+            walk: Mutex::default(),
+            unsaved: AtomicU8::new(UNSAVED_CONTENT),
         }
+    }
+
+    /// A listing from the index; `at` tells when something was asked that was so old when it was written.
+    pub(super) fn restored(kept: &KeptListing, dev: u64, at: &dyn Fn(u64) -> u64) -> Self {
+        let entry = |e: &KeptEntry| DirEntry { name: e.name.clone(), ino: e.ino, kind: e.kind };
+        let entries: Vec<_> = kept.entries.iter().map(entry).collect();
+        let identity = Identity { dev, ..Attr::UNKNOWN.identity };
+        let dir = Attr { mtime: kept.times.0, ctime: kept.times.1, identity, ..Attr::UNKNOWN };
+        let remembered =
+            |e: &KeptEntry| e.attr.as_ref().and_then(|(attr, age_ms)| Remembered::new(attr, at(*age_ms)));
+        Self {
+            remembered: Mutex::new(kept.entries.iter().map(remembered).collect()),
+            unsaved: AtomicU8::new(0),
+            ..Self::new(&entries, &dir, kept.racy, at(kept.age_ms))
+        }
+    }
+
+    /// What to keep of it in the index. `has_no_acl` tells of an object what is known of its access control list.
+    pub(super) fn to_keep(
+        &self,
+        dir: &Identity,
+        stamp: &Stamp,
+        written: Moment,
+        now_ms: u64,
+        has_no_acl: &dyn Fn(&Identity, Timestamp) -> bool,
+    ) -> KeptListing {
+        let remembered = self.remembered.lock().clone();
+        let entry = |(i, row): (usize, &Row)| {
+            let known = remembered.get(i).copied().flatten();
+            let attr = known.map(|known| known.attr(row.kind, self.dev, row.ino));
+            KeptEntry {
+                name: OsStr::from_bytes(self.name(row)).to_owned(),
+                ino: row.ino,
+                kind: row.kind,
+                attr: attr.map(|(attr, checked_ms)| (attr, now_ms.saturating_sub(checked_ms))),
+                no_acl: attr.is_some_and(|(attr, _)| has_no_acl(&attr.identity, attr.ctime)),
+            }
+        };
+        KeptListing {
+            times: self.times,
+            racy: self.racy,
+            no_acl: has_no_acl(dir, self.times.1),
+            age_ms: now_ms.saturating_sub(self.checked_ms()),
+            written,
+            stamp: *stamp,
+            entries: self.rows.iter().enumerate().map(entry).collect(),
+        }
+    }
+
+    /// Whether there is something to write; only at a stop it is worth it that the same is known to be younger.
+    pub(super) fn is_unsaved(&self, at_stop: bool) -> bool {
+        let mask = if at_stop { UNSAVED_CONTENT | UNSAVED_TIMES } else { UNSAVED_CONTENT };
+        self.unsaved.load(Ordering::Relaxed) & mask != 0
+    }
+
+    /// It is going to be written as it is now. Gives what to set again if it is not.
+    pub(super) fn take_unsaved(&self) -> u8 {
+        self.unsaved.swap(0, Ordering::AcqRel)
+    }
+
+    /// It is to be written.
+    pub(super) fn set_unsaved(&self, unsaved: u8) {
+        self.unsaved.fetch_or(unsaved, Ordering::AcqRel);
+    }
+
+    /// More is known of one of its entries than is remembered here.
+    pub(super) fn learnt(&self) {
+        self.set_unsaved(UNSAVED_CONTENT);
     }
 
     /// How many entries it has.
@@ -95,7 +179,23 @@ impl Listing {
         if remembered.is_empty() {
             remembered.resize(self.rows.len(), None);
         }
+        // Of two that asked at the same time the later one knows better.
+        if remembered[index].is_some_and(|known| known.checked_ms() > checked_ms) {
+            return;
+        }
+        // Who reads in the source changes the time of access, which is not worth writing down each time.
+        let but_for_atime = |attr: Attr| Attr { atime: Timestamp::ZERO, ..attr };
+        let same = remembered[index].is_some_and(|known| {
+            but_for_atime(known.attr(row.kind, self.dev, row.ino).0) == but_for_atime(*attr)
+        });
+        // Told once more of what was remembered, not asked anew.
+        let known_ms = remembered[index].map(|known| known.checked_ms());
+        if same && known_ms == Some(checked_ms) {
+            return;
+        }
         remembered[index] = Remembered::new(attr, checked_ms);
+        drop(remembered);
+        self.set_unsaved(if same { UNSAVED_TIMES } else { UNSAVED_CONTENT });
     }
 
     /// Forgets what the source said of an entry.
@@ -104,6 +204,7 @@ impl Listing {
             && let Some(slot) = self.remembered.lock().get_mut(index)
         {
             *slot = None;
+            self.set_unsaved(UNSAVED_CONTENT);
         }
     }
 
@@ -134,7 +235,28 @@ impl Listing {
         self.index(name).map(|index| &self.rows[index])
     }
 
-    fn index(&self, name: &[u8]) -> Option<usize> {
+    /// Who goes through it.
+    pub(super) fn walk(&self) -> MutexGuard<'_, Walk> {
+        self.walk.lock()
+    }
+
+    /// The entry at a place in the source's order, and when the source was last asked for its attributes.
+    pub(super) fn entry(&self, index: u32) -> Option<(&Row, &OsStr, Option<u64>)> {
+        let row = self.rows.get(index as usize)?;
+        let remembered = self.remembered.lock().get(index as usize).copied().flatten();
+        Some((row, OsStr::from_bytes(self.name(row)), remembered.map(|r| r.checked_ms())))
+    }
+
+    /// Places of the directories among the entries.
+    pub(super) fn dirs(&self) -> &[u32] {
+        self.dirs.get_or_init(|| {
+            let is_dir = |i: &u32| self.rows[*i as usize].kind == FileKind::Directory;
+            (0..self.rows.len() as u32).filter(is_dir).collect()
+        })
+    }
+
+    /// The place of an entry in the source's order.
+    pub(super) fn index(&self, name: &[u8]) -> Option<usize> {
         let at = self.sorted.binary_search_by(|i| self.name(&self.rows[*i as usize]).cmp(name)).ok()?;
         Some(self.sorted[at] as usize)
     }
@@ -199,10 +321,18 @@ impl Fs {
             Ok(node) => node,
             Err(e) => return reply(Err(e)),
         };
+        match self.is_unread(&node) {
+            true => self.after_reading(node, |fs, node| fs.open_dir_of(node, reply)),
+            false => self.open_dir_of(node, reply),
+        }
+    }
+
+    fn open_dir_of(self: &Arc<Self>, node: Arc<Node>, reply: Reply<OpenedDir>) {
         let kept = self.listing_of(&node);
         if let Some(listing) = &kept
             && self.is_fresh(listing.checked_ms())
         {
+            self.read_ahead_of_open(&node, listing);
             return reply(Ok(self.opened_dir(&node, listing.clone(), true)));
         }
         let known: Option<super::watch::Known<OpenedDir>> = kept.map(|listing| {
@@ -212,7 +342,11 @@ impl Fs {
         self.slow(
             reply,
             known,
-            move |fs| fs.list(&node).map(|(listing, same)| fs.opened_dir(&node, listing, same)),
+            move |fs| {
+                let (listing, same) = fs.list(&node)?;
+                fs.read_ahead_of_open(&node, &listing);
+                Ok(fs.opened_dir(&node, listing, same))
+            },
             |fs, late| fs.release_dir(late.handle),
         );
     }
@@ -239,21 +373,34 @@ impl Fs {
         if node.lock().attr.identity != attr.identity {
             return Err(Error::os("open directory", "one that has moved", ESTALE));
         }
-        let times = (attr.mtime, attr.ctime);
-        let kept = self.listing_of(node);
+        let (listing, same) = self.read_listing(&*dir, &attr, self.listing_of(node), checked_ms, &look)?;
+        if !same {
+            node.lock().listing = Some(listing.clone());
+            self.listings.lock().put(attr.identity, listing.clone());
+        }
+        Ok((listing, same))
+    }
+
+    /// Reads the listing of an open directory with these attributes, if it is not the one that is `kept`.
+    pub(super) fn read_listing(
+        &self,
+        dir: &dyn SourceDir,
+        attr: &Attr,
+        kept: Option<Arc<Listing>>,
+        checked_ms: u64,
+        look: &Look,
+    ) -> Result<(Arc<Listing>, bool)> {
         if let Some(kept) = kept
-            && kept.times == times
+            && kept.times == (attr.mtime, attr.ctime)
             && !kept.racy
         {
-            kept.checked_ms.store(checked_ms, Ordering::Relaxed);
+            kept.checked_ms.fetch_max(checked_ms, Ordering::Relaxed);
+            kept.set_unsaved(UNSAVED_TIMES);
             return Ok((kept, true));
         }
         self.stats.listings.inc();
-        let racy = self.source.is_racy(&attr, &look);
-        let listing = Arc::new(Listing::new(&dir.entries()?, &attr, racy, checked_ms));
-        node.lock().listing = Some(listing.clone());
-        self.listings.lock().put(attr.identity, listing.clone());
-        Ok((listing, false))
+        let racy = self.source.is_racy(attr, look);
+        Ok((Arc::new(Listing::new(&dir.entries()?, attr, racy, checked_ms)), false))
     }
 
     /// The listing of a directory, if there is one: the node's, or the one that outlived an earlier node of it.
@@ -333,17 +480,25 @@ impl Fs {
         }));
     }
 
-    fn page_from_source(&self, handle: &DirHandle, pending: &Pending<Page>) {
+    fn page_from_source(self: &Arc<Self>, handle: &DirHandle, pending: &Pending<Page>) {
         let (Some(listing), Some(node)) = (&handle.listing, &handle.node) else { return };
         let mut asker = Asker { fs: self, node, dir: None, asked: 0, took: Duration::ZERO };
         let Some(mut at) = pending.with(|page| page.dots(handle)) else { return };
+        let is_wanted = at > DOTS;
         while let Some((row, name)) = listing.at(at) {
             let asked = asker.entry(name, row);
             // Without the lock until here: if the source did not tell in time, another has answered meanwhile.
             match pending.with(|page| page.add(self, row, name, &asked)) {
                 Some(true) => at += 1,
-                Some(false) | None => return asked.undo(self),
+                Some(false) | None => {
+                    asked.undo(self);
+                    break;
+                }
             }
+        }
+        // The kernel asks for the first page with attributes always, for the others when they are used.
+        if is_wanted && at > DOTS {
+            self.read_ahead_of_entry(node, listing, (at - DOTS - 1) as u32);
         }
     }
 
@@ -474,7 +629,11 @@ impl Asker<'_> {
             Some(super::Entry::Missing(_)) => return Asked::Gone,
             None => {}
         }
-        if self.asked > 0 && (self.took > STAT_BUDGET || self.took > QUICK_STAT * self.asked) {
+        let is_slow = match self.asked {
+            0 => fs.pace.is_slow(),
+            asked => self.took > STAT_BUDGET || self.took > QUICK_STAT * asked,
+        };
+        if is_slow {
             // What was known of it, good for no time, or at least that it exists.
             return match fs.listed_entry(self.node, name, row) {
                 Some(super::Entry::Found { node, attr, .. }) => fs.asked(node, attr, Duration::ZERO),
@@ -488,7 +647,9 @@ impl Asker<'_> {
         let checked_ms = fs.now_ms();
         let started = Instant::now();
         let found = dir.stat(name.as_bytes());
-        self.took += started.elapsed();
+        let took = started.elapsed();
+        fs.pace.note(took);
+        self.took += took;
         self.asked += 1;
         match found {
             Ok(attr) => {

@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a contested name is looked at until what it leads to can be held.
 const LOOKS: u32 = 4;
@@ -28,10 +28,22 @@ impl Fs {
             Ok(parent) => parent,
             Err(e) => return reply(Err(e)),
         };
+        if self.is_unread(&parent) {
+            let name = name.to_owned();
+            return self.after_reading(parent, move |fs, parent| fs.lookup_in(parent, &name, reply));
+        }
+        self.lookup_in(parent, name, reply);
+    }
+
+    fn lookup_in(self: &Arc<Self>, parent: Arc<Node>, name: &OsStr, reply: Reply<Entry>) {
+        self.read_ahead_of_lookup(&parent, name);
         // Of a contested name the source is asked every time: what is known is without a file held for the open.
         if !self.contested.is(parent.id, name)
             && let Some(entry) = self.known_entry(&parent, name)
         {
+            return reply(Ok(entry));
+        }
+        if let Some(entry) = self.entry_seen_ahead(&parent, name) {
             return reply(Ok(entry));
         }
         // If the source is silent, what was known is better than nothing.
@@ -50,6 +62,16 @@ impl Fs {
         );
     }
 
+    /// The entry as the source told it when the file was fetched ahead, if that is fresh.
+    fn entry_seen_ahead(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+        if self.contested.is(parent.id, name) {
+            return None;
+        }
+        let (attr, asked) = self.cache.seen_ahead(&parent.path().join(name))?;
+        let checked_ms = self.now_ms().saturating_sub(asked.elapsed().as_millis() as u64);
+        self.is_fresh(checked_ms).then(|| self.found(self.enter(parent, name, &attr, checked_ms)))
+    }
+
     fn lookup_source(&self, parent: &Arc<Node>, name: &OsStr) -> Result<Entry> {
         let mut looks = 0;
         loop {
@@ -57,10 +79,12 @@ impl Fs {
             let checked_ms = self.now_ms();
             let path = parent.path().join(name);
             let contested = self.contested.is(parent.id, name);
+            let started = Instant::now();
             let seen = match contested {
                 true => self.source.look(&path),
                 false => self.source.stat(&path).map(|attr| (attr, None)),
             };
+            self.pace.note(started.elapsed());
             match seen {
                 Ok((attr, pin)) => {
                     let node = self.enter(parent, name, &attr, checked_ms);
@@ -120,7 +144,7 @@ impl Fs {
         };
         let node = self.nodes.get(self.nodes.listed_id(row.ino));
         let (attr, checked_ms) = match node.map(|node| self.attr_at(&node, parent, name)) {
-            Some(seen) => seen?,
+            Some(seen) => self.newest(seen?, &listing, name)?,
             None => listing.recall(name.as_bytes())?,
         };
         if !self.is_fresh(checked_ms) || attr.kind != row.kind {
@@ -128,6 +152,20 @@ impl Fs {
         }
         // Entered anew, which counts the reference under the table's lock: the kernel may be forgetting it right now.
         Some(self.found(self.enter(parent, name, &attr, checked_ms)))
+    }
+
+    /// What a node knows, or, if that is old, what the listing remembers that was asked of the source since. None if the node
+    /// is in doubt.
+    fn newest(&self, seen: (Attr, u64), listing: &super::dir::Listing, name: &OsStr) -> Option<(Attr, u64)> {
+        if seen.1 == EXPIRED {
+            return None;
+        }
+        if self.is_fresh(seen.1) {
+            return Some(seen);
+        }
+        let recalled = listing.recall(name.as_bytes());
+        let is_it = |r: &(Attr, u64)| r.1 > seen.1 && r.0.identity == seen.0.identity;
+        Some(recalled.filter(is_it).unwrap_or(seen))
     }
 
     /// What a node knows of itself, if this is where it is and it is not an older version.
@@ -257,7 +295,10 @@ impl Fs {
     /// the entries that the kernel should forget.
     pub fn expire(&self, path: &Path) -> Vec<(NodeId, Box<[u8]>)> {
         // All of them, not only those below: an operator does this rarely, and what is lost is asked for again.
+        self.kept.forget();
         self.listings.lock().clear();
+        self.cache.forget_names();
+        self.cache.forget_seen_ahead();
         let mut entries = Vec::new();
         for node in self.nodes.all() {
             let at = node.path();

@@ -12,7 +12,10 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 /// Entries of all remembered listings together; about 100 bytes each.
-const ENTRIES_MAX: usize = 1 << 20;
+pub(super) const ENTRIES_MAX: usize = 1 << 20;
+
+/// A directory itself takes as much as so many entries.
+const ENTRIES_OF_DIR: usize = 4;
 
 /// The attributes of one entry, in 64 bytes. Its type, inode number and device are the listing's.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +58,11 @@ impl Remembered {
         })
     }
 
+    /// When the source gave them.
+    pub fn checked_ms(&self) -> u64 {
+        self.checked.get() - 1
+    }
+
     /// The attributes, of an entry with this type and identity, and when the source gave them.
     pub fn attr(&self, kind: FileKind, dev: u64, ino: u64) -> (Attr, u64) {
         let [atime, mtime, ctime, birth] = self.times_ns.map(from_nanos);
@@ -72,7 +80,7 @@ impl Remembered {
             ctime,
             identity: Identity { dev, ino, birth },
         };
-        (attr, self.checked.get() - 1)
+        (attr, self.checked_ms())
     }
 }
 
@@ -91,11 +99,13 @@ pub struct Listings {
     by_dir: LruCache<Identity, Arc<Listing>>,
     entries: usize,
     entries_max: usize,
+    /// How often everything was forgotten.
+    cleared: u64,
 }
 
 impl Default for Listings {
     fn default() -> Self {
-        Self { by_dir: LruCache::unbounded(), entries: 0, entries_max: ENTRIES_MAX }
+        Self { by_dir: LruCache::unbounded(), entries: 0, entries_max: ENTRIES_MAX, cleared: 0 }
     }
 }
 
@@ -107,21 +117,47 @@ impl Listings {
 
     /// Keeps a listing. One that is larger than all that may be kept is not.
     pub fn put(&mut self, dir: Identity, listing: Arc<Listing>) {
-        self.entries += listing.len();
+        self.entries += weight(&listing);
         if let Some(old) = self.by_dir.put(dir, listing) {
-            self.entries -= old.len();
+            self.entries -= weight(&old);
         }
         while self.entries > self.entries_max {
             let Some((_, oldest)) = self.by_dir.pop_lru() else { break };
-            self.entries -= oldest.len();
+            self.entries -= weight(&oldest);
         }
+    }
+
+    /// Keeps a listing that nobody waits for, and tells whether it does: not if everything was forgotten since `cleared`
+    /// was read, nor if what is kept is newer.
+    pub fn put_unasked(&mut self, dir: Identity, listing: &Arc<Listing>, cleared: u64) -> bool {
+        let newer = |kept: &Arc<Listing>| kept.checked_ms() > listing.checked_ms();
+        if self.cleared != cleared || self.by_dir.peek(&dir).is_some_and(newer) {
+            return false;
+        }
+        self.put(dir, listing.clone());
+        true
+    }
+
+    /// All of them, those used last first.
+    pub fn all(&self) -> Vec<(Identity, Arc<Listing>)> {
+        self.by_dir.iter().map(|(dir, listing)| (*dir, listing.clone())).collect()
+    }
+
+    /// How often everything was forgotten.
+    pub fn cleared(&self) -> u64 {
+        self.cleared
     }
 
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.by_dir.clear();
         self.entries = 0;
+        self.cleared += 1;
     }
+}
+
+fn weight(listing: &Listing) -> usize {
+    listing.len() + ENTRIES_OF_DIR
 }
 
 #[cfg(test)]
@@ -159,7 +195,7 @@ mod tests {
 
     #[test]
     fn the_oldest_listings_make_room() {
-        let mut listings = Listings { entries_max: 100, ..Listings::default() };
+        let mut listings = Listings { entries_max: 100 + 2 * ENTRIES_OF_DIR, ..Listings::default() };
         listings.put(dir(1), listing(60));
         listings.put(dir(2), listing(40));
         assert!(listings.get(&dir(1)).is_some());
@@ -167,8 +203,21 @@ mod tests {
         assert!(listings.get(&dir(2)).is_none(), "used longest ago");
         assert!(listings.get(&dir(1)).is_some() && listings.get(&dir(3)).is_some());
         listings.put(dir(1), listing(10));
-        assert_eq!(listings.entries, 40, "a newer listing takes the place of the older");
+        assert_eq!(listings.entries, 40 + 2 * ENTRIES_OF_DIR, "a newer listing takes the place of the older");
         listings.put(dir(9), listing(200));
         assert!(listings.get(&dir(9)).is_none());
+    }
+
+    #[test]
+    fn what_nobody_waited_for_does_not_take_the_place_of_what_is_newer_or_was_forgotten() {
+        let at = |checked_ms| Arc::new(Listing::new(&[], &Attr::UNKNOWN, false, checked_ms));
+        let mut listings = Listings::default();
+        let cleared = listings.cleared();
+        assert!(
+            listings.put_unasked(dir(1), &at(5), cleared) && listings.put_unasked(dir(1), &at(6), cleared)
+        );
+        assert!(!listings.put_unasked(dir(1), &at(5), cleared));
+        listings.clear();
+        assert!(!listings.put_unasked(dir(1), &at(7), cleared) && listings.get(&dir(1)).is_none());
     }
 }

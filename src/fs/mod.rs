@@ -11,20 +11,26 @@
 //! | [`open`] | how a file is opened: a pure decision, and what follows from it |
 //! | [`contested`] | names that are replaced faster than they can be opened |
 //! | [`dir`] | listings |
+//! | [`ahead`] | what a walk over the tree is going to ask for, asked ahead of it |
 //! | [`acl`] | access control lists of the source |
 //! | [`memory`] | what is remembered of names that the kernel has forgotten |
+//! | [`kept`] | names and attributes that outlive the mount |
 //! | [`xattr`] | the inspection interface |
 //! | [`inside`] | `.warmfs/`, the directory that no listing shows |
 //! | [`watch`] | requests that wait for the source, and what happens when it is silent |
 //! | [`report`] | the figures, as JSON |
+//! | `epochs` | the part of them that tells of the epochs |
 //!
 #![doc = include_str!("SEMANTICS.md")]
 #![forbid(unsafe_code)]
 
 pub mod acl;
+pub mod ahead;
 pub mod contested;
 pub mod dir;
+mod epochs;
 pub mod inside;
+pub mod kept;
 pub mod lookup;
 pub mod memory;
 pub mod node;
@@ -74,6 +80,10 @@ pub struct Settings {
     pub passthrough: bool,
     /// Registrations that are kept for the next open.
     pub backing_ids_max: usize,
+    /// Whether names and attributes are asked for ahead of a walk.
+    pub read_ahead: bool,
+    /// Whether names and attributes are kept in the index, for the next mount.
+    pub keep_names: bool,
     /// Requests to the source at the same time.
     pub source_threads: usize,
     /// After this long without an answer, what is known is given instead.
@@ -130,6 +140,11 @@ pub struct Fs {
     passthrough_lost: OnceLock<String>,
     dir_handles: Mutex<dir::DirHandles>,
     listings: Mutex<memory::Listings>,
+    ahead: ahead::ReadAhead,
+    pace: ahead::Pace,
+    kept: Arc<kept::Kept>,
+    /// The source's figures, and when it gave them.
+    figures: Mutex<Option<(FsFigures, u64)>>,
     contested: contested::Contested,
     unlisted: acl::Unlisted,
     control_path: OnceLock<PathBuf>,
@@ -142,7 +157,9 @@ impl Fs {
         let root = source.stat(std::path::Path::new(""))?;
         let backing_ids_max = NonZeroUsize::new(settings.backing_ids_max).unwrap_or(NonZeroUsize::MIN);
         let fs = Arc::new(Self {
-            nodes: NodeTable::new(root, source.root_device()),
+            nodes: NodeTable::new(root, source.root_device(), ORIGIN_MS),
+            kept: Arc::new(kept_names(&settings, &cache)),
+            figures: Mutex::new(source.figures().ok().map(|figures| (figures, ORIGIN_MS))),
             pool: Pool::new("warmfs-source", settings.source_threads),
             local: Pool::new("warmfs-ssd", settings.source_threads),
             watch: Watch::new(settings.hang_after, settings.timeout),
@@ -152,6 +169,8 @@ impl Fs {
             passthrough_lost: OnceLock::new(),
             dir_handles: Mutex::default(),
             listings: Mutex::default(),
+            ahead: ahead::ReadAhead::new(settings.source_threads),
+            pace: ahead::Pace::default(),
             contested: contested::Contested::default(),
             unlisted: acl::Unlisted::default(),
             control_path: OnceLock::new(),
@@ -195,18 +214,33 @@ impl Fs {
 
     /// Figures of the source's file system. May wait for the source.
     pub fn figures(self: &Arc<Self>, reply: Reply<FsFigures>) {
-        self.slow(reply, None, |fs| fs.source.figures(), |_, _| {});
+        let known = *self.figures.lock();
+        if let Some((figures, checked_ms)) = known
+            && self.is_fresh(checked_ms)
+            && self.now_ms() - checked_ms < FIGURES_MS_MAX
+        {
+            return reply(Ok(figures));
+        }
+        let known = known.map(|(figures, _)| -> watch::Known<_> { Box::new(move || Some(figures)) });
+        let ask = |fs: &Arc<Self>| {
+            let checked_ms = fs.now_ms();
+            let figures = fs.source.figures()?;
+            *fs.figures.lock() = Some((figures, checked_ms));
+            Ok(figures)
+        };
+        self.slow(reply, known, ask, |_, _| {});
     }
 
     /// Ends the threads that wait for the source. Requests that still wait are dropped.
     pub fn stop(&self) {
         self.pool.stop();
         self.local.stop();
+        self.kept.stop();
         self.watch.stop();
     }
 
     fn now_ms(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
+        ORIGIN_MS + self.started.elapsed().as_millis() as u64
     }
 
     /// How much longer something is good that was seen at `checked_ms`.
@@ -283,6 +317,21 @@ impl Fs {
         }
     }
 }
+
+/// What the index keeps of the source's names, if it is to.
+fn kept_names(settings: &Settings, cache: &Cache) -> kept::Kept {
+    let wanted = settings.keep_names && settings.ttl != Some(Duration::ZERO);
+    let stamp = cache.source().stamp().filter(|_| wanted);
+    let dirs = stamp.map(|stamp| cache.names_kept(&stamp)).unwrap_or_default();
+    kept::Kept::new(stamp, dirs, cache.names_bytes_max())
+}
+
+/// Free space changes in a source that never does otherwise.
+const FIGURES_MS_MAX: u64 = 60_000;
+
+/// The time of the start by which the ages of answers are counted: about 35 years, so that what an earlier mount was told has
+/// its place before it.
+const ORIGIN_MS: u64 = 1 << 40;
 
 /// The time of a look that does not count any more, whatever the TTL.
 const EXPIRED: u64 = u64::MAX;

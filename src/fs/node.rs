@@ -45,7 +45,7 @@ pub struct NodeState {
     pub place: Option<(Arc<Node>, Box<[u8]>)>,
     /// Its attributes then.
     pub attr: Attr,
-    /// When that was, milliseconds since the start.
+    /// When that was, in milliseconds: see [`super::Fs`].
     pub checked_ms: u64,
     /// The file has a newer version, which has another node.
     pub retired: bool,
@@ -165,11 +165,11 @@ pub struct NodeTable {
 }
 
 impl NodeTable {
-    /// A table with the root.
-    pub fn new(root: Attr, root_device: u64) -> Self {
+    /// A table with the root, of which the source told so at this time.
+    pub fn new(root: Attr, root_device: u64, checked_ms: u64) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            root: Node::new(ROOT, root, None, 0),
+            root: Node::new(ROOT, root, None, checked_ms),
             root_device,
             alternates: Mutex::default(),
             alternates_len: AtomicUsize::new(0),
@@ -394,7 +394,7 @@ pub(super) mod tests {
     }
 
     fn table() -> NodeTable {
-        NodeTable::new(Attr { kind: FileKind::Directory, ..attr(2, 0) }, 9)
+        NodeTable::new(Attr { kind: FileKind::Directory, ..attr(2, 0) }, 9, 0)
     }
 
     fn enter(t: &NodeTable, name: &str, a: &Attr) -> Arc<Node> {

@@ -11,12 +11,13 @@ use super::{ESTALE, Fs, Reply};
 use crate::backing::Look;
 use crate::cache::read::ReadDone;
 use crate::cache::{FillError, Served, Serving, Want};
-use crate::store::FileUse;
 use crate::store::file::Need;
+use crate::store::{CacheFile, FileUse};
 use crate::sys::clock::file_time;
 use crate::types::{Attr, Error, ErrorKind, FileVersion, KernelRef, NodeId, Result};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What is cached of the version that is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +90,8 @@ struct Opening {
     node: Arc<Node>,
     /// The very file that was looked up, if it is held: the node stays at its version meanwhile.
     held: Option<Held>,
+    /// When the request came.
+    since: Instant,
     /// So often it may begin anew.
     tries: u32,
 }
@@ -96,7 +99,7 @@ struct Opening {
 impl Opening {
     fn new(node: Arc<Node>) -> Self {
         let held = Held::take(&node);
-        Self { node, held, tries: TRIES }
+        Self { node, held, since: Instant::now(), tries: TRIES }
     }
 }
 
@@ -145,12 +148,13 @@ impl Fs {
         self.local.submit(Box::new(move || {
             if !cache.is_small(file.size()) {
                 // Its chunks are verified as they are read.
+                cache.note_open(&file, true);
                 return reply(fs.begin_chunks(&opening, Arc::new(Serving::partial(file, None))));
             }
             let verified = file.clone();
             let then = move |good| match good {
                 true => {
-                    fs.stats.hits.inc();
+                    fs.note_hit(&file);
                     reply(fs.open_served(&opening, Served::File(file)));
                 }
                 false => {
@@ -185,7 +189,8 @@ impl Fs {
     fn want(&self, opening: &Opening, attr: &Attr) -> Want {
         let path = opening.node.path();
         let pin = opening.held.as_ref().map(|held| held.pin().clone());
-        Want { id: self.source.file_id(&path, attr), version: self.source.version(attr), path, pin }
+        let (id, version) = (self.source.file_id(&path, attr), self.source.version(attr));
+        Want { id, version, path, pin, ahead: None, warm_job: None }
     }
 
     fn cached_copy(&self, node: &Arc<Node>, attr: &Attr) -> Option<FileUse> {
@@ -205,15 +210,27 @@ impl Fs {
         let (mode, serving) = (open.mode.clone(), open.serving.clone());
         drop(state);
         match serving.file() {
-            Some(file) if file.is_complete() => {
-                self.stats.hits.inc();
-                self.cache.note_open(file);
-            }
+            Some(file) if file.is_complete() => self.note_hit(file),
             // Its reads are counted one by one.
-            Some(file) => self.cache.note_open(file),
-            None => self.stats.misses.inc(),
+            Some(file) => self.cache.note_open(file, false),
+            None => {
+                self.stats.misses.inc();
+                self.note_miss(node);
+            }
         }
         Some(self.opened(mode, true))
+    }
+
+    /// An open that needs nothing of the source.
+    fn note_hit(&self, file: &CacheFile) {
+        self.stats.hits.inc();
+        self.cache.note_open(file, true);
+    }
+
+    /// Tells the policy of one more open beside those that are served from the source.
+    fn note_miss(&self, node: &Node) {
+        let (path, attr) = (node.path(), node.lock().attr);
+        self.cache.note_opening(self.source.file_id(&path, &attr), &path, attr.size, false);
     }
 
     fn opened(&self, mode: Mode, keep_pages: bool) -> Opened {
@@ -239,8 +256,7 @@ impl Fs {
                 Mode::Passthrough(kernel)
             }
         };
-        self.stats.hits.inc();
-        self.cache.note_open(file);
+        self.note_hit(file);
         Some(self.begin(opening, mode.clone(), Arc::new(serving_for(&mode, file.clone()))))
     }
 
@@ -251,7 +267,7 @@ impl Fs {
             if !fs.may_be_handed_over(&file) {
                 return fs.open_slow(opening, reply);
             }
-            fs.stats.hits.inc();
+            fs.note_hit(&file);
             reply(fs.open_served(&opening, Served::File(file)));
         }));
     }
@@ -332,7 +348,7 @@ impl Fs {
             },
             (Plan::Serve, Some(file)) if !self.may_be_handed_over(&file) => self.open_anew(opening, reply),
             (Plan::Serve, Some(file)) => {
-                self.stats.hits.inc();
+                self.note_hit(&file);
                 reply(self.open_served(&opening, Served::File(file)));
             }
             (Plan::Chunks, _) => self.open_chunks(opening, reply),
@@ -350,7 +366,8 @@ impl Fs {
         let doubtful = file.map(|file| Arc::clone(&file));
         let attr = opening.node.lock().attr;
         let want = self.want(&opening, &attr);
-        let fs = self.clone();
+        self.cache.note_opening(want.id, &want.path, attr.size, doubtful.is_some());
+        let (fs, path) = (self.clone(), want.path.clone());
         self.cache.fill(
             want,
             Box::new(move |filled| match filled {
@@ -359,6 +376,12 @@ impl Fs {
                         matches!((&served, &doubtful), (Served::File(f), Some(d)) if Arc::ptr_eq(f, d));
                     let counter = if was_here { &fs.stats.hits } else { &fs.stats.misses };
                     counter.inc();
+                    if !was_here {
+                        fs.cache.note_waited(&path, opening.since.elapsed());
+                    }
+                    if let Served::File(file) = &served {
+                        fs.cache.note_use(file);
+                    }
                     reply(fs.open_served(&opening, served));
                 }
                 Err(FillError::Changed(now)) => fs.open_changed(opening, &now, reply),
@@ -428,7 +451,6 @@ impl Fs {
         match served {
             Served::File(file) => {
                 let mode = self.mode_for(&file);
-                self.cache.note_open(&file);
                 self.begin(opening, mode.clone(), Arc::new(serving_for(&mode, file)))
             }
             Served::Source(opened) => {
@@ -466,14 +488,23 @@ impl Fs {
         let attr = opening.node.lock().attr;
         // Only to be verified: the source is not needed for that.
         if let Some(file) = self.cached_copy(&opening.node, &attr).filter(|file| file.is_complete()) {
+            self.cache.note_open(&file, true);
             return reply(self.begin_chunks(&opening, Arc::new(Serving::partial(file, None))));
         }
-        let fs = self.clone();
         let want = self.want(&opening, &attr);
+        let (fs, path) = (self.clone(), want.path.clone());
+        self.cache.note_opening(want.id, &want.path, attr.size, false);
         self.cache.begin_partial(
             &want,
             Box::new(move |begun| match begun {
-                Ok(serving) => reply(fs.begin_chunks(&opening, serving)),
+                Ok(serving) => {
+                    fs.cache.note_waited(&path, opening.since.elapsed());
+                    if let Some(file) = serving.file() {
+                        fs.cache.note_use(file);
+                    }
+                    fs.cache.guess_ends(&serving);
+                    reply(fs.begin_chunks(&opening, serving));
+                }
                 Err(FillError::Changed(now)) => fs.open_changed(opening, &now, reply),
                 Err(FillError::Failed(e)) => fs.open_failed(opening, e, reply),
             }),
@@ -481,9 +512,8 @@ impl Fs {
     }
 
     fn begin_chunks(&self, opening: &Opening, serving: Arc<Serving>) -> Result<Opened> {
-        match serving.file() {
-            Some(file) => self.cache.note_open(file),
-            None => self.stats.bypass_opens.inc(),
+        if serving.file().is_none() {
+            self.stats.bypass_opens.inc();
         }
         self.begin(opening, Mode::Cached, serving)
     }
@@ -551,10 +581,23 @@ impl Fs {
         });
         match serving.need(offset, len) {
             None => self.cache.read(&serving, offset, len, &self.local, done),
-            Some(Need::Fetch(_)) => self.cache.read(&serving, offset, len, &self.pool, done),
+            Some(Need::Fetch(_)) => {
+                let done = self.noting_the_wait(id, done);
+                self.cache.read(&serving, offset, len, &self.pool, done);
+            }
             Some(Need::Verify(_)) => return self.read_doubtful(serving, offset, len, done),
         }
         self.put_down(serving);
+    }
+
+    /// Of a read that needs the source: the time until its answer is what its reader waited.
+    fn noting_the_wait(self: &Arc<Self>, id: NodeId, done: ReadDone) -> ReadDone {
+        let Ok(node) = self.node(id) else { return done };
+        let (fs, since) = (self.clone(), Instant::now());
+        Box::new(move |result| {
+            fs.cache.note_waited(&node.path(), since.elapsed());
+            done(result);
+        })
     }
 
     /// Chunks that nobody has looked at since an unclean stop are verified first, for which the source is not needed;

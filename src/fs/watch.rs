@@ -72,6 +72,11 @@ pub fn set_client(thread: u32) {
     CLIENT.set(thread);
 }
 
+/// Which thread asks for what this thread does; 0 if none is known.
+pub fn client() -> u32 {
+    CLIENT.get()
+}
+
 /// The requests that wait.
 pub struct Watch {
     hang_after: Duration,

@@ -14,6 +14,9 @@ use std::sync::Arc;
 const PREFIX: &[u8] = b"user.warmfs.";
 const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 const ON_FILES: [&str; 6] = ["state", "pinned", "cached_bytes", "mode", "hits", "cache_path"];
+/// The kernel's XATTR_SIZE_MAX: no value is longer.
+const VALUE_BYTES_MAX: usize = 65_536;
+
 const EVERYWHERE: [&str; 2] = ["stats", "control"];
 
 impl Fs {
@@ -28,7 +31,7 @@ impl Fs {
     fn own_xattr(&self, id: NodeId, name: &[u8]) -> Result<Vec<u8>> {
         let Some(name) = name.strip_prefix(PREFIX) else { return Err(no_data()) };
         match name {
-            b"stats" => return Ok(self.stats_json().to_string().into_bytes()),
+            b"stats" => return Ok(self.stats_text(VALUE_BYTES_MAX).into_bytes()),
             b"control" => {
                 let path = self.control_path.get().ok_or_else(no_data)?;
                 return Ok(path.as_os_str().as_bytes().to_vec());

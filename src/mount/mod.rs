@@ -24,7 +24,7 @@ use crate::config::{Config, EvictPolicy, IoEngineChoice};
 use crate::control::Server;
 use crate::fs::{self, Fs};
 use crate::fuse::session::Connection;
-use crate::policy::{Eviction, Lru, NeverEvict};
+use crate::policy::{Epoch, Eviction, Lru, NeverEvict};
 use crate::stats::Stats;
 use crate::store::{CacheDir, Index, disk_bytes};
 use crate::sys::facts::KernelFacts;
@@ -67,6 +67,7 @@ pub fn run(plan: Plan, config: &Config, ready: impl FnOnce(&Path)) -> Result<()>
     serve(connection, ends.clone())?;
     mounted.tune(config.mount.read_ahead);
     watch_signals(ends)?;
+    fs.start_keeping();
     ready(&plan.mountpoint);
     tracing::info!(
         "serving {} at {} ({}, {})",
@@ -88,6 +89,7 @@ pub fn run(plan: Plan, config: &Config, ready: impl FnOnce(&Path)) -> Result<()>
     tracing::info!("stopping");
     fs.stop();
     drop(server);
+    fs.keep_names();
     cache.stop();
     // Not taken apart: to close a file of the source may wait for the source, and the end of the process does it all.
     std::mem::forget((fs, cache, operator));
@@ -119,6 +121,7 @@ fn build(
         tracing::warn!("fills use plain reads and writes: {reason}");
     }
     let policy: Box<dyn Eviction> = match config.cache.evict_policy {
+        EvictPolicy::Epoch => Box::new(Epoch::new()),
         EvictPolicy::Lru => Box::new(Lru::new()),
         EvictPolicy::None => Box::new(NeverEvict),
     };
@@ -127,6 +130,9 @@ fn build(
     let cache = Cache::start(settings, source, dir, loaded, engine, policy, stats)?;
     if let Some(bytes_per_s) = NonZeroU64::new(config.scrub.rate) {
         cache.start_scrub(cache::scrub::Settings { bytes_per_s, interval: config.scrub.interval });
+    }
+    if config.prefetch.enabled {
+        cache.start_prefetch();
     }
     let fs = Fs::new(fs_settings(config), cache.clone())?;
     if config.mount.passthrough
@@ -171,6 +177,8 @@ fn fs_settings(config: &Config) -> fs::Settings {
         ttl: config.metadata.ttl,
         passthrough: config.mount.passthrough,
         backing_ids_max: config.mount.backing_ids_max,
+        read_ahead: config.metadata.read_ahead,
+        keep_names: config.metadata.keep,
         source_threads: config.source.threads,
         hang_after: config.source.hang_after,
         timeout: config.source.timeout,

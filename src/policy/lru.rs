@@ -1,7 +1,7 @@
 //! Least recently used, and its opposite, which evicts nothing.
 
-use super::Eviction;
-use crate::types::FileId;
+use super::{Access, Eviction, Subject};
+use crate::types::{FileId, GroupId};
 use lru::LruCache;
 
 /// Evicts the file whose last open lies furthest back.
@@ -24,23 +24,19 @@ impl Default for Lru {
 }
 
 impl Eviction for Lru {
-    fn makes_room(&self) -> bool {
-        true
+    fn accessed(&mut self, file: &Subject, _: Access) {
+        self.files.promote(&file.id);
     }
 
-    fn inserted(&mut self, id: FileId) {
-        self.files.put(id, ());
-    }
-
-    fn accessed(&mut self, id: FileId) {
-        self.files.promote(&id);
+    fn inserted(&mut self, file: &Subject) {
+        self.files.put(file.id, ());
     }
 
     fn removed(&mut self, id: FileId) {
         self.files.pop(&id);
     }
 
-    fn victim(&mut self, in_use: &mut dyn FnMut(FileId) -> bool) -> Option<FileId> {
+    fn victim(&mut self, _: Option<&Subject>, in_use: &mut dyn FnMut(FileId) -> bool) -> Option<FileId> {
         // A file that is open is being used now: it goes to the young end, so that nobody passes it over again.
         for _ in 0..self.files.len() {
             let (&id, ()) = self.files.peek_lru()?;
@@ -52,6 +48,10 @@ impl Eviction for Lru {
         None
     }
 
+    fn set_capacity(&mut self, _: u64) {}
+
+    fn regrouped(&mut self, _: GroupId, _: GroupId) {}
+
     fn order(&self) -> Vec<FileId> {
         self.files.iter().rev().map(|(&id, ())| id).collect()
     }
@@ -62,19 +62,19 @@ impl Eviction for Lru {
 pub struct NeverEvict;
 
 impl Eviction for NeverEvict {
-    fn makes_room(&self) -> bool {
-        false
-    }
+    fn accessed(&mut self, _: &Subject, _: Access) {}
 
-    fn inserted(&mut self, _: FileId) {}
-
-    fn accessed(&mut self, _: FileId) {}
+    fn inserted(&mut self, _: &Subject) {}
 
     fn removed(&mut self, _: FileId) {}
 
-    fn victim(&mut self, _: &mut dyn FnMut(FileId) -> bool) -> Option<FileId> {
+    fn victim(&mut self, _: Option<&Subject>, _: &mut dyn FnMut(FileId) -> bool) -> Option<FileId> {
         None
     }
+
+    fn set_capacity(&mut self, _: u64) {}
+
+    fn regrouped(&mut self, _: GroupId, _: GroupId) {}
 
     fn order(&self) -> Vec<FileId> {
         Vec::new()
@@ -84,17 +84,24 @@ impl Eviction for NeverEvict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Tier;
+
+    const OPEN: Access = Access { from: Tier::Ssd, again: false, now_ms: 0 };
 
     fn id(n: u64) -> FileId {
         FileId { high: 0, low: n }
     }
 
+    fn file(n: u64) -> Subject {
+        Subject { id: id(n), group: GroupId(0), bytes: 1 }
+    }
+
     #[test]
     fn the_oldest_goes_first_and_an_open_renews() {
         let mut lru = Lru::new();
-        (1..=3).for_each(|n| lru.inserted(id(n)));
-        lru.accessed(id(1));
-        assert_eq!(lru.victim(&mut |_| false), Some(id(2)));
+        (1..=3).for_each(|n| lru.inserted(&file(n)));
+        lru.accessed(&file(1), OPEN);
+        assert_eq!(lru.victim(None, &mut |_| false), Some(id(2)));
         lru.removed(id(2));
         assert_eq!(lru.order(), [id(3), id(1)]);
     }
@@ -102,17 +109,17 @@ mod tests {
     #[test]
     fn bug_047_files_in_use_are_passed_over_and_count_as_used() {
         let mut lru = Lru::new();
-        (1..=3).for_each(|n| lru.inserted(id(n)));
-        assert_eq!(lru.victim(&mut |f| f == id(1)), Some(id(2)));
+        (1..=3).for_each(|n| lru.inserted(&file(n)));
+        assert_eq!(lru.victim(None, &mut |f| f == id(1)), Some(id(2)));
         assert_eq!(lru.order(), [id(2), id(3), id(1)]);
-        assert_eq!(lru.victim(&mut |_| true), None, "all in use");
+        assert_eq!(lru.victim(None, &mut |_| true), None, "all in use");
     }
 
     #[test]
     fn an_unknown_file_is_no_harm() {
         let mut lru = Lru::new();
-        lru.accessed(id(9));
+        lru.accessed(&file(9), OPEN);
         lru.removed(id(9));
-        assert_eq!(lru.victim(&mut |_| false), None);
+        assert_eq!(lru.victim(None, &mut |_| false), None);
     }
 }

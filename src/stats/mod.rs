@@ -79,6 +79,12 @@ counters! {
     cache_errors: "1",
     /// Files that found no room in the cache and were served without being kept.
     cache_refusals: "1",
+    /// Bytes fetched before anybody asked for them.
+    prefetched_bytes: "bytes",
+    /// Of these, bytes of files that somebody opened in the end.
+    prefetch_used_bytes: "bytes",
+    /// Of these, bytes of files that had to go before anybody opened them.
+    prefetch_wasted_bytes: "bytes",
     /// Whole files filled.
     fills: "1",
     /// Requests answered from what was known because the source was silent.
@@ -89,4 +95,8 @@ counters! {
     reads: "1",
     /// Directory listings read from the source.
     listings: "1",
+    /// Listings and attributes asked of the source ahead of a walk.
+    names_ahead: "1",
+    /// Listings taken over from an earlier mount.
+    names_restored: "1",
 }

@@ -13,12 +13,13 @@
 //! Who uses a file holds a [`FileUse`]; a file is removed to make room only when there is none. What a removed file
 //! took is given back when the last reference to it is gone, because the disk frees it no earlier.
 
-use super::{CacheDir, Record, Reservation, disk_bytes};
+use super::{Ahead, CacheDir, Record, Reservation, disk_bytes};
 use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use crate::types::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::types::{
-    ChunkIndex, ChunkRange, FileId, FileVersion, KernelRef, Result, chunk_count, chunk_range,
+    ChunkIndex, ChunkRange, FileId, FileVersion, GroupId, KernelRef, Result, chunk_count, chunk_range,
 };
+use std::num::NonZeroU32;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
@@ -68,7 +69,13 @@ pub struct CacheFile {
     reservation: Mutex<Reservation>,
     users: AtomicU32,
     hits: AtomicU32,
+    group: AtomicU32,
     unsettled: AtomicBool,
+    /// Told without the lock: whether there is something in `ahead`.
+    is_ahead: AtomicBool,
+    ahead: Mutex<Option<Ahead>>,
+    /// The number of a warm-up, twice; odd once it is warm by it. 0: none.
+    warmed_by: AtomicU64,
 }
 
 struct State {
@@ -126,7 +133,11 @@ impl CacheFile {
             reservation: Mutex::new(reservation),
             users: AtomicU32::new(0),
             hits: AtomicU32::new(0),
+            group: AtomicU32::new(0),
             unsettled: AtomicBool::new(false),
+            is_ahead: AtomicBool::new(false),
+            ahead: Mutex::new(None),
+            warmed_by: AtomicU64::new(0),
         })
     }
 
@@ -170,9 +181,59 @@ impl CacheFile {
         self.unsettled.load(Ordering::Acquire)
     }
 
+    /// It was fetched before anybody asked for it.
+    pub fn set_ahead(&self, ahead: Ahead) {
+        *self.ahead.lock() = Some(ahead);
+        self.is_ahead.store(true, Ordering::Release);
+    }
+
+    /// More of it was fetched, while nobody asked for it. Says whether that is still so.
+    pub fn grow_ahead(&self, bytes: u64) -> bool {
+        let mut ahead = self.ahead.lock();
+        if let Some(ahead) = &mut *ahead {
+            ahead.grow(bytes);
+        }
+        ahead.is_some()
+    }
+
+    /// Whether nobody has asked for it yet.
+    pub fn is_ahead(&self) -> bool {
+        self.is_ahead.load(Ordering::Acquire)
+    }
+
+    /// Somebody did. Says whether this is the first.
+    pub fn end_ahead(&self) -> bool {
+        if !self.is_ahead() || !self.is_ahead.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let ahead = self.ahead.lock().take();
+        ahead.map(Ahead::used).is_some()
+    }
+
+    /// The warm-up that has last made it warm (`true`), or is about to.
+    pub fn warmed_by(&self) -> Option<(NonZeroU32, bool)> {
+        warm_mark(self.warmed_by.load(Ordering::Acquire))
+    }
+
+    /// A warm-up has made it warm (`done`), or is about to. Gives what was noted before.
+    pub fn set_warmed_by(&self, job: NonZeroU32, done: bool) -> Option<(NonZeroU32, bool)> {
+        let mark = u64::from(job.get()) << 1 | u64::from(done);
+        warm_mark(self.warmed_by.swap(mark, Ordering::AcqRel))
+    }
+
     /// Its content.
     pub fn version(&self) -> FileVersion {
         self.version
+    }
+
+    /// The data set that it was found to belong to; the mount's before that.
+    pub fn group(&self) -> GroupId {
+        GroupId(self.group.load(Ordering::Relaxed) as u16)
+    }
+
+    /// It belongs to this data set.
+    pub fn set_group(&self, group: GroupId) {
+        self.group.store(group.0.into(), Ordering::Relaxed);
     }
 
     /// Length in bytes.
@@ -356,6 +417,10 @@ impl CacheFile {
         self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
         Some(FileUse(self.clone()))
     }
+}
+
+fn warm_mark(mark: u64) -> Option<(NonZeroU32, bool)> {
+    NonZeroU32::new((mark >> 1) as u32).map(|job| (job, mark & 1 == 1))
 }
 
 impl Drop for CacheFile {

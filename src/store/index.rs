@@ -1,4 +1,5 @@
-//! The index: which data files are true. A redb data base, one record per cached file ([`Record`]).
+//! The index: which data files are true. A redb data base, one record per cached file ([`Record`]); and what the source said of
+//! names, one listing per directory ([`super::names`]).
 //!
 //! It is written in batches by one thread, after the data it speaks of has reached the disk, and it is never believed
 //! beyond that: a damaged index is moved aside and the cache starts empty, a damaged record is dropped, and after a stop
@@ -6,6 +7,7 @@
 
 use super::format::Record;
 use super::index_file::IndexFile;
+use super::names::{DirKey, Stamp, decode_contents, encode_contents};
 use crate::sys::io::Io;
 use crate::types::{Error, ErrorKind, FileId, PathText, Result};
 use redb::{Database, ReadableDatabase, ReadableTable, ReadableTableMetadata, TableDefinition};
@@ -15,6 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 const FILES: TableDefinition<[u8; 16], &[u8]> = TableDefinition::new("files");
+const NAMES: TableDefinition<[u8; 20], &[u8]> = TableDefinition::new("names");
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
 /// Present while no daemon uses the index: set by a clean stop, removed by the next start.
 const CLEAN: &str = "clean";
@@ -22,6 +25,9 @@ const CLEAN: &str = "clean";
 const ORDER: &str = "order";
 /// What the scrub knows at a clean stop; its own to encode.
 const SCRUB: &str = "scrub";
+
+/// Which directories [`NAMES`] has.
+const CONTENTS: &str = "names";
 
 /// Pages that redb keeps in memory. The index is read once, at the start; writes touch few pages.
 const PAGE_CACHE_BYTES: usize = 4 << 20;
@@ -119,6 +125,65 @@ impl Index {
         })
     }
 
+    /// Which directories' listings are kept, and how many bytes each takes. Those of another source are dropped, as are all
+    /// if the table of contents cannot be read.
+    pub fn names_kept(&mut self, stamp: &Stamp) -> Result<Vec<(DirKey, u32)>> {
+        let kept = self.with_db("read", |db| {
+            let tx = db.begin_read()?;
+            let meta = tx.open_table(META)?;
+            Ok(meta.get(CONTENTS)?.map(|value| decode_contents(value.value(), stamp)))
+        })?;
+        match kept {
+            None => Ok(Vec::new()),
+            Some(Some(dirs)) => Ok(dirs),
+            Some(None) => self.forget_names().map(|()| Vec::new()),
+        }
+    }
+
+    /// The bytes kept of a directory, as they were written or damaged since.
+    pub fn names(&mut self, dir: &DirKey) -> Result<Option<Vec<u8>>> {
+        self.with_db("read", |db| {
+            let tx = db.begin_read()?;
+            let names = tx.open_table(NAMES)?;
+            Ok(names.get(dir)?.map(|value| value.value().to_vec()))
+        })
+    }
+
+    /// Keeps the listings `put` and drops those of `gone`, after which `all` is there: at once or not at all.
+    pub fn keep_names<'a>(
+        &mut self,
+        stamp: &Stamp,
+        put: impl Iterator<Item = (&'a DirKey, &'a [u8])>,
+        gone: impl Iterator<Item = &'a DirKey>,
+        all: impl Iterator<Item = (DirKey, u32)>,
+    ) -> Result<()> {
+        self.with_db("write", |db| {
+            let tx = db.begin_write()?;
+            {
+                let mut names = tx.open_table(NAMES)?;
+                for dir in gone {
+                    names.remove(dir)?;
+                }
+                for (dir, bytes) in put {
+                    names.insert(dir, bytes)?;
+                }
+                tx.open_table(META)?.insert(CONTENTS, encode_contents(stamp, all).as_slice())?;
+            }
+            Ok(tx.commit()?)
+        })
+    }
+
+    /// Drops all listings.
+    pub fn forget_names(&mut self) -> Result<()> {
+        self.with_db("write", |db| {
+            let tx = db.begin_write()?;
+            tx.delete_table(NAMES)?;
+            tx.open_table(NAMES)?;
+            tx.open_table(META)?.remove(CONTENTS)?;
+            Ok(tx.commit()?)
+        })
+    }
+
     /// Calls `each` with every record, in order of id; for the operator's questions about trees.
     pub fn for_each(&mut self, each: &mut dyn FnMut(FileId, &Record)) -> Result<()> {
         let (records, _) = self.with_db("read", load)?;
@@ -188,6 +253,7 @@ fn check_readable(db: &Database) -> std::result::Result<(), redb::Error> {
     let tx = db.begin_write()?;
     tx.open_table(FILES)?;
     tx.open_table(META)?;
+    tx.open_table(NAMES)?;
     tx.commit()?;
     Ok(())
 }
@@ -272,6 +338,7 @@ fn db_error(op: &'static str, path: &Path, error: redb::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::names::KeptListing;
     use crate::sys::io::PLAIN;
     use crate::types::{FileVersion, Timestamp};
     use std::os::unix::fs::FileExt;
@@ -309,6 +376,30 @@ mod tests {
         assert!(!Index::open(&PLAIN, &path).unwrap().clean, "the mark is taken at the start");
     }
 
+    fn keep(index: &mut Index, stamp: &Stamp, dirs: &[(DirKey, &[u8])]) {
+        let put = dirs.iter().map(|(dir, bytes)| (dir, *bytes));
+        let all = dirs.iter().map(|(dir, bytes)| (*dir, bytes.len() as u32));
+        index.keep_names(stamp, put, [].iter(), all).unwrap();
+    }
+
+    #[test]
+    fn names_survive_a_restart_and_not_a_change_of_the_source() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("i");
+        let (a, b, here, there) = ([1; 20], [2; 20], [5; 16], [6; 16]);
+        let mut first = Index::open(&PLAIN, &path).unwrap().index;
+        assert!(first.names_kept(&here).unwrap().is_empty() && first.names(&a).unwrap().is_none());
+        keep(&mut first, &here, &[(a, b"of a"), (b, b"of b, longer")]);
+        first.keep_names(&here, [].into_iter(), [b].iter(), [(a, 4)].into_iter()).unwrap();
+        drop(first);
+        let mut second = Index::open(&PLAIN, &path).unwrap().index;
+        assert_eq!(second.names_kept(&here).unwrap(), [(a, 4)]);
+        assert_eq!(second.names(&a).unwrap().as_deref(), Some(&b"of a"[..]));
+        assert!(second.names(&b).unwrap().is_none());
+        assert!(second.names_kept(&there).unwrap().is_empty());
+        assert!(second.names(&a).unwrap().is_none(), "those of another source are gone for good");
+    }
+
     #[test]
     fn a_damaged_index_is_set_aside_and_never_believed() {
         let dir = tempfile::tempdir().unwrap();
@@ -325,6 +416,17 @@ mod tests {
         let path = dir.path().join("i");
         let mut loaded = Index::open(&PLAIN, &path).unwrap();
         put(&mut loaded.index, 1..50);
+        let (key, stamp) = ([1; 20], [5; 16]);
+        let listing = KeptListing {
+            times: Default::default(),
+            racy: false,
+            no_acl: false,
+            age_ms: 1,
+            written: Default::default(),
+            stamp,
+            entries: Vec::new(),
+        };
+        keep(&mut loaded.index, &stamp, &[(key, &listing.encode(&key))]);
         loaded.index.close(&[], true).unwrap();
         drop(loaded);
         let image = std::fs::read(&path).unwrap();
@@ -337,7 +439,14 @@ mod tests {
             for (id, r) in &loaded.records {
                 assert_eq!(*r, record(id.low), "flip at {at}");
             }
-            drop(loaded);
+            let mut index = loaded.index;
+            let kept = index.names_kept(&stamp).unwrap_or_default();
+            assert!(kept.is_empty() || kept.iter().all(|(dir, _)| *dir == key), "flip at {at}");
+            if let Ok(Some(bytes)) = index.names(&key) {
+                let found = KeptListing::decode(&key, &bytes, 0);
+                assert!(found.is_none_or(|found| found == listing), "flip at {at}");
+            }
+            drop(index);
             let _ = std::fs::remove_file(path.with_extension("damaged"));
         }
     }

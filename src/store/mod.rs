@@ -1,20 +1,24 @@
 //! Bytes on the SSD, and what may be believed of them.
 //!
 //! One plain file per source file at the same offsets ([`dir`]), because the kernel's passthrough has no offset
-//! mapping; an index that survives a crash ([`index`], [`mod@format`]); space reserved before it is used ([`budget`]);
+//! mapping; an index that survives a crash ([`index`], [`mod@format`], [`names`]); space reserved before it is used ([`budget`]);
 //! and [`CacheFile`], which is one version of one file and everything known of its chunks. A room of mechanisms: what
 //! to fetch, keep or drop is decided above.
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod budget;
 pub mod dir;
 pub mod file;
 pub mod format;
 pub mod index;
 mod index_file;
+pub mod names;
 pub mod ram;
 mod shards;
+pub mod spool;
 
+pub use ahead::{Ahead, Tally};
 pub use budget::{Budget, Reservation};
 pub use dir::CacheDir;
 pub use file::{CacheFile, Chunk, FileUse, Place};

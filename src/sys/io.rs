@@ -201,6 +201,12 @@ impl Io {
         self.run(call, |_| rustix::fs::statx(&dir, name, flags, mask), done)
     }
 
+    /// What else is to be known of an open file: the fields of `mask` that the file system has.
+    pub fn statx_of(&self, fd: impl AsFd, mask: StatxFlags) -> Result<Statx> {
+        let call = Call::on(Op::Stat, fd.as_fd());
+        self.run(call, |_| rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, mask), done)
+    }
+
     /// Space and inodes of a file system.
     pub fn statvfs(&self, fd: impl AsFd) -> Result<StatVfs> {
         self.run(Call::on(Op::StatFs, fd.as_fd()), |_| rustix::fs::fstatvfs(&fd), done)

@@ -8,6 +8,7 @@
 mod attr;
 mod error;
 mod id;
+mod moment;
 mod range;
 pub mod sync;
 mod text;
@@ -15,7 +16,8 @@ pub mod units;
 
 pub use attr::{Attr, FileKind, Timestamp};
 pub use error::{Error, ErrorKind, Result};
-pub use id::{FileId, FileVersion, Identity, NodeId};
+pub use id::{FileId, FileVersion, GroupId, Identity, NodeId};
+pub use moment::Moment;
 pub use range::{ByteRange, CHUNK_BYTES, ChunkIndex, ChunkRange, chunk_count, chunk_range};
 pub use text::{PathText, escape_bytes, unescape_bytes};
 

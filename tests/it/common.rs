@@ -158,6 +158,8 @@ impl World {
             ttl: o.ttl,
             passthrough: o.passthrough,
             backing_ids_max: o.backing_ids_max,
+            read_ahead: true,
+            keep_names: true,
             source_threads: o.source_threads,
             hang_after: o.hang_after,
             timeout: o.timeout,
@@ -173,6 +175,7 @@ impl World {
     pub fn stop(&mut self) {
         let running = self.running.take().unwrap();
         running.fs.stop();
+        running.fs.keep_names();
         running.cache.stop();
     }
 

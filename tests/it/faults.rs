@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use warmfs::backing::IdentityRule;
 use warmfs::backing::faulty::{Call, Faults};
+use warmfs::cache::warm::Plan;
 use warmfs::fs::dir::{Listed, PlusReply};
 use warmfs::types::FileKind;
 
@@ -358,7 +359,8 @@ fn bug_084_a_cancelled_warm_up_frees_everything() {
             let world = &world;
             scope.spawn(move || {
                 let mut told = 0;
-                let _ = world.cache().warm(&[Path::new("d")], 4, &mut |_| {
+                let plan = Plan { paths: vec!["d".into()], jobs: Some(4), ..Plan::default() };
+                let _ = world.cache().warm(plan, &mut |_| {
                     told += 1;
                     told < stop_after
                 });

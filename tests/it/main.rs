@@ -12,9 +12,13 @@ mod faulty_io;
 #[path = "../figures.rs"]
 mod figures;
 mod fs_model;
+mod hints;
+mod policies;
 mod power_loss;
 mod restart;
+mod rivals;
 mod seam;
 mod single_flight;
 mod space;
 mod tidy;
+mod warm;

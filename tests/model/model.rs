@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use warmfs::control::{Client, ClientError, ControlErrorKind, RelPath, Request, find_mount};
+use warmfs::control::{Client, ClientError, ControlErrorKind, RelPath, Request, WarmRequest, find_mount};
 
 /// Steps of one sequence, which begins with a mount and an empty cache.
 const STEPS: usize = 500;
@@ -60,6 +60,7 @@ impl Setup {
         flags.extend(["-o", choice(self.ram_window, "cache.ram_window=1MiB", "cache.ram_window=0")]);
         flags.extend(["-o", choice(self.pread, "mount.io_engine=pread", "mount.io_engine=auto")]);
         flags.extend(["--cache-size", choice(self.large_cache, "64MiB", "3MiB")]);
+        flags.extend(["--evict-policy", choice(self.pread, "lru", "epoch")]);
         flags.extend((!passthrough).then_some("--no-passthrough"));
         flags
     }
@@ -619,7 +620,7 @@ impl<'a> Run<'a> {
     }
 
     fn warm(&mut self, path: &Path) -> Checked {
-        let report = self.of_path("warm", path, |paths| Request::Warm { paths, jobs: None })?;
+        let report = self.of_path("warm", path, |paths| Request::Warm(WarmRequest::of(paths)))?;
         let failed = report.map_or(0, |report| report["files_failed"].as_u64().unwrap());
         check!(failed == 0, "warm: {failed} files failed");
         Ok(())

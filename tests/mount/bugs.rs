@@ -282,7 +282,7 @@ fn bug_081_invalidation_under_faulting_maps_does_not_deadlock() {
 fn bug_083_eviction_listing_and_inspection_do_not_deadlock() {
     need_mount!();
     both(|mode| {
-        let world = World::mounted(&with(mode, &["--cache-size=8MiB"]));
+        let world = World::mounted(&with(mode, &["--cache-size=8MiB", "--evict-policy=lru"]));
         let files: Vec<_> =
             (0..80).map(|i| world.put(&format!("d{}/{i}", i % 4), 500_000, i as u64)).collect();
         let name = |i: usize| format!("d{}/{i}", i % 4);

@@ -35,8 +35,23 @@ macro_rules! need_mount {
         if !$crate::common::can_mount() {
             return;
         }
+        let _together = $crate::common::RUNNING.read_recursive();
     };
 }
+
+/// The same for a test that compares times, or what depends on them: it runs alone.
+#[macro_export]
+macro_rules! need_quiet {
+    () => {
+        if !$crate::common::can_mount() {
+            return;
+        }
+        let _alone = $crate::common::RUNNING.write();
+    };
+}
+
+/// Held by the tests of this program that run.
+pub static RUNNING: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
 
 /// The binary under test.
 pub fn warmfs() -> Command {

@@ -3,9 +3,9 @@
 
 use crate::common::*;
 use crate::figures::{Figure, scale, seed};
-use crate::need_mount;
 use crate::space::{Disk, check_all, cpu_ticks, make_entries, put_many, vm_hwm_bytes};
 use crate::tools::Map;
+use crate::{need_mount, need_quiet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -72,8 +72,13 @@ fn the_budget_holds_under_64_writers() {
     let seed = seed();
     let seconds = scale(4, 60, 600);
     let (budget, files_max) = (40 << 20, 150);
-    let flags =
-        ["--cache-size", "40MiB", "--ttl", "1h", "-o", "cache.max_files=150", "-o", "cache.ram_window=4MiB"];
+    let flags = [
+        "--cache-size=40MiB",
+        "--evict-policy=lru",
+        "--ttl=1h",
+        "-o",
+        "cache.max_files=150,cache.ram_window=4MiB",
+    ];
     let (mut all, mut opens, mut evicted) = (Seen::default(), 0, 0);
     for on_ext4 in [false, true] {
         let world = World::new(&flags);
@@ -144,7 +149,13 @@ fn the_budget_holds_under_64_writers() {
 fn what_is_mapped_counts_after_its_eviction() {
     need_mount!();
     let budget = 16 << 20;
-    let world = World::new(&["--cache-size", "16MiB", "--ttl", "1h", "-o", "cache.small_file_max=8MiB"]);
+    let world = World::new(&[
+        "--cache-size=16MiB",
+        "--evict-policy=lru",
+        "--ttl=1h",
+        "-o",
+        "cache.small_file_max=8MiB",
+    ]);
     let disk = Disk::tmpfs(&world, "size=64m,mode=700");
     let before = disk.used();
     let bytes = world.put("mapped", 7 << 20, 1);
@@ -231,7 +242,7 @@ const FULL: [(&str, Full); 5] = [
 /// number of reads; afterwards the daemon rests, and caches again when there is room.
 #[test]
 fn a_full_disk_of_every_kind() {
-    need_mount!();
+    need_quiet!();
     let (seed, reads_each) = (seed(), scale(2_000, 20_000, 100_000));
     for (kind, full) in FULL {
         let world = World::new(&["--cache-size", "1GiB", "--ttl", "1h", "-o", "cache.ram_window=1MiB"]);

@@ -184,9 +184,9 @@ fn bug_155_bad_values_are_refused_with_what_is_accepted() {
             &["--ttl", "metadata.ttl", "60s"],
         );
     }
-    for policy in ["", "LRU", "mru", "lru,none"] {
+    for policy in ["", "LRU", "mru", "lru,none", "epochs"] {
         let mut command = mount_more(&world, &[&format!("--evict-policy={policy}")]);
-        refuses(&world, &mut command, &["--evict-policy", "lru, none"]);
+        refuses(&world, &mut command, &["--evict-policy", "epoch, lru, none"]);
     }
     for (option, words) in [
         ("turbo", &["-o turbo", "no such option"][..]),
@@ -455,6 +455,10 @@ fn usage_errors_are_2_and_help_is_0() {
         &["warm"],
         &["warm", "--jobs=0", "x"],
         &["warm", "--jobs=many", "x"],
+        &["warm", "--rate=0", "x"],
+        &["warm", "-0", "x"],
+        &["warm", "--check", "--background", "x"],
+        &["warm", "--stop", "--check", "x"],
         &["verify"],
         &["config"],
         &["completions", "tcsh"],

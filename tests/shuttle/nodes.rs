@@ -58,7 +58,7 @@ struct World {
 impl World {
     fn new() -> Arc<Self> {
         let root = Attr { kind: FileKind::Directory, ..attr(0) };
-        Arc::new(Self { nodes: NodeTable::new(root, 9), size: AtomicU64::new(1) })
+        Arc::new(Self { nodes: NodeTable::new(root, 9, 0), size: AtomicU64::new(1) })
     }
 
     /// A look-up: what the source says now, and a reference on its node.

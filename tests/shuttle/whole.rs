@@ -199,6 +199,9 @@ impl World {
             ttl: Some(Duration::ZERO),
             passthrough,
             backing_ids_max: 1,
+            // By the clock it would, and a schedule would not be the same again.
+            read_ahead: false,
+            keep_names: false,
             source_threads: 2,
             hang_after: Duration::from_secs(3600),
             timeout: Duration::from_secs(3600),

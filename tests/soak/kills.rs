@@ -51,6 +51,7 @@ impl Mode {
         for option in [
             format!("mount.io_engine={engine}"),
             format!("cache.size={size}"),
+            format!("cache.evict_policy={}", if dice.one_in(2) { "lru" } else { "epoch" }),
             "cache.small_file_max=1MiB".into(),
             "cache.min_free=0".into(),
         ] {

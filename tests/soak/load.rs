@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use warmfs::control::Request;
+use warmfs::control::{Request, WarmRequest};
 
 /// Threads that read.
 const READERS: u64 = 4;
@@ -148,7 +148,7 @@ impl<'a> Load<'a> {
                 _ => PathBuf::from(format!("d{}", dice.below(super::tree::DIRS))),
             };
             let result = match dice.one_in(3) {
-                true => self.stage.ask(&Request::Warm { paths: vec![rel(&path)], jobs: None }).map(drop),
+                true => self.stage.ask(&Request::Warm(WarmRequest::of(vec![rel(&path)]))).map(drop),
                 false => self.evict(&[path]),
             };
             if let Err(e) = result

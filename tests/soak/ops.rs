@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use warmfs::control::Request;
+use warmfs::control::{Request, WarmRequest};
 
 const SIZES: Sizes =
     Sizes { small: 1500, large: 12, small_bytes: 40_000, large_bytes: (2_200_000, 4_000_000) };
@@ -91,6 +91,8 @@ pub fn run(work: &Path, count: u64, seed: u64, start: Instant) -> bool {
     let flags = [
         format!("metadata.ttl={}ms", TTL.as_millis()),
         format!("cache.size={CACHE_BYTES}"),
+        // Evicts most of all policies.
+        "cache.evict_policy=lru".into(),
         "cache.small_file_max=1MiB".into(),
         "cache.min_free=0".into(),
         format!("log.max_size={LOG_BYTES}"),
@@ -237,7 +239,7 @@ fn operate(stage: &Stage, tree: &Tree, counts: &Counts, dice: &mut Dice) {
         std::thread::sleep(Duration::from_millis(50 + dice.below(200)));
         let dir = PathBuf::from(format!("d{}", dice.below(DIRS)));
         let request = match dice.below(4) {
-            0 => Request::Warm { paths: vec![rel(&dir)], jobs: None },
+            0 => Request::Warm(WarmRequest::of(vec![rel(&dir)])),
             1 => Request::Evict { paths: vec![rel(&dir)] },
             2 => Request::Evict { paths: vec![rel(&tree.any(dice).path)] },
             _ => {
