@@ -5,13 +5,13 @@
 
 use super::Failure;
 use super::args::HintArgs;
+use super::list::{Line, Lines};
 use super::show::{print_json, table};
 use crate::control::{Client, ClientError, ControlErrorKind, REQUEST_BYTES_MAX, Request, find_mount};
-use crate::policy::trace::LINE_BYTES_MAX;
 use crate::types::{PathText, escape_bytes};
 use serde_json::{Value, json};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufReader, Read};
 use std::path::Path;
 
 /// Room in a request for what is not a path.
@@ -76,16 +76,16 @@ impl Teller {
             true => Box::new(std::io::stdin()),
             false => Box::new(File::open(order).map_err(wrong)?),
         };
-        let mut source = BufReader::with_capacity(1 << 20, source);
-        let mut line = Vec::new();
-        while let Some(whole) = next_line(&mut source, end, &mut line).map_err(wrong)? {
-            if !whole {
-                self.refuse(format!("longer than {LINE_BYTES_MAX} bytes: {}…", escape_bytes(&line[..40])));
-                continue;
-            }
-            let path = if end == 0 { &line[..] } else { path_of(&line) };
-            if !path.is_empty() {
-                self.add(escape_bytes(path))?;
+        for line in Lines::new(BufReader::with_capacity(1 << 20, source), end) {
+            match line.map_err(wrong)? {
+                Line::TooLong(first) => {
+                    self.refuse(format!("longer than a path can be: {}…", escape_bytes(&first[..40])));
+                }
+                Line::Whole(line) if end == 0 => self.add(escape_bytes(&line))?,
+                Line::Whole(line) => match path_of(&line) {
+                    [] => {}
+                    path => self.add(escape_bytes(path))?,
+                },
             }
         }
         Ok(())
@@ -132,32 +132,6 @@ impl Teller {
     }
 }
 
-/// Reads up to the next `end` and leaves it out. `Some(false)`: it was too long, and only its beginning is there.
-fn next_line(source: &mut impl BufRead, end: u8, line: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
-    line.clear();
-    let limit = LINE_BYTES_MAX as u64 + 1;
-    if source.take(limit).read_until(end, line)? == 0 {
-        return Ok(None);
-    }
-    if line.pop_if(|last| *last == end).is_some() {
-        return Ok(Some(true));
-    }
-    if line.len() < limit as usize {
-        return Ok(Some(true));
-    }
-    // The rest of it.
-    loop {
-        let buffer = source.fill_buf()?;
-        let found = buffer.iter().position(|&b| b == end);
-        let used = found.map_or(buffer.len(), |at| at + 1);
-        let is_over = found.is_some() || buffer.is_empty();
-        source.consume(used);
-        if is_over {
-            return Ok(Some(false));
-        }
-    }
-}
-
 /// The path of a line, which may be one of a trace with the bytes of the file and a tab before it.
 fn path_of(line: &[u8]) -> &[u8] {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -194,15 +168,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_all_kinds() {
-        let long = vec![b'x'; 3 * LINE_BYTES_MAX];
-        let text = [b"a/b\n12\tc\r\n\n1\td\te\nn\t1\n".to_vec(), long, b"\nlast".to_vec()].concat();
-        let mut source = &text[..];
-        let (mut seen, mut line) = (Vec::new(), Vec::new());
-        while let Some(whole) = next_line(&mut source, b'\n', &mut line).unwrap() {
-            seen.push(if whole { path_of(&line).to_vec() } else { b"too long".to_vec() });
+    fn a_line_of_a_trace_is_a_path_too() {
+        for (line, path) in [
+            ("a/b", "a/b"),
+            ("12\tc\r", "c"),
+            ("1\td\te", "d\te"),
+            ("n\t1", "n\t1"),
+            ("\tx", "\tx"),
+            ("12\t", ""),
+            ("12", "12"),
+        ] {
+            assert_eq!(path_of(line.as_bytes()), path.as_bytes(), "{line:?}");
         }
-        let want: [&[u8]; 7] = [b"a/b", b"c", b"", b"d\te", b"n\t1", b"too long", b"last"];
-        assert_eq!(seen, want);
     }
 }
