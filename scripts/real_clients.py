@@ -14,6 +14,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+
+import warmfs
+
 
 class Sum:
     """An order-free digest of a bag of items."""
@@ -38,7 +42,8 @@ def images(options):
 
 
 def imagefolder(root, options):
-    """torchvision's ImageFolder through a DataLoader with two workers and a new shuffle per epoch."""
+    """torchvision's ImageFolder through a DataLoader with two workers and a new shuffle per epoch; the order of the second
+    is published by python/warmfs.py, if there is a mount to hear of it."""
     import torch
     from torchvision import datasets, transforms
 
@@ -46,9 +51,12 @@ def imagefolder(root, options):
     wanted = {os.path.join(root, path) for path in images(options)}
     folder = datasets.ImageFolder(os.path.join(root, "clipart"), small, is_valid_file=wanted.__contains__)
     every_nth = torch.utils.data.Subset(folder, range(0, len(folder), options.sample))
-    loader = torch.utils.data.DataLoader(every_nth, batch_size=32, shuffle=True, num_workers=2)
+    sampler = torch.utils.data.RandomSampler(every_nth)
+    if is_mount(root):
+        sampler = warmfs.HintedSampler(sampler, lambda i: folder.samples[every_nth.indices[i]][0], root)
     epochs = []
-    for _ in range(2):
+    for order in [{"shuffle": True}, {"sampler": sampler}]:
+        loader = torch.utils.data.DataLoader(every_nth, batch_size=32, num_workers=2, **order)
         digest = Sum()
         for tensors, labels in loader:
             for tensor, label in zip(tensors, labels):
@@ -56,7 +64,23 @@ def imagefolder(root, options):
         epochs.append(digest.hexdigest())
     if epochs[0] != epochs[1]:
         raise ValueError("the two epochs read different images")
+    if is_mount(root):
+        followed(warmfs.hint(root, [], "rank0", clear=False)["jobs"], len(every_nth))
     return epochs[0]
+
+
+def is_mount(root):
+    try:
+        return bool(os.getxattr(root, "user.warmfs.control"))
+    except OSError:
+        return False
+
+
+def followed(jobs, count):
+    """The order of that many images was believed, and most were read where it said."""
+    (job,) = [job for job in jobs if job["job"] == "rank0"]
+    if job["state"] == "dropped" or job["unknown"] or job["right"] < count / 2:
+        raise ValueError(f"an order of {count} images was not followed: {job}")
 
 
 def pillow(root, options):

@@ -1,8 +1,8 @@
-//! What detectors expect ([`crate::policy::detect`]) is fetched here: whole files after an open or after one that was read, chunks of a file that is
-//! open after a read.
+//! What detectors expect ([`crate::policy::detect`]) is fetched here: whole files after an open or after one that was read,
+//! chunks of a file that is open after a read.
 //!
-//! On few threads of its own, each guess behind the readers, with a tally for each detector: one whose guesses come to nothing
-//! is not listened to. A guess that finds too many before it is dropped; it would come too late.
+//! On few threads of its own, each guess behind the readers, with a tally for each detector: one whose guesses come to
+//! nothing is not listened to. A guess that finds too many before it is dropped; it would come too late.
 
 use super::{Cache, Large};
 use crate::cache::Serving;
