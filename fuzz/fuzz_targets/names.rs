@@ -201,6 +201,8 @@ fn start(base: &Path, src: &Path, ttl: Option<Duration>) -> Result<Arc<Fs>> {
         hang_after: Duration::from_secs(60),
         timeout: Duration::from_secs(120),
         list_xattrs: true,
+        read_ahead: true,
+        keep_names: true,
     };
     let fs = Fs::new(settings, cache)?;
     fs.set_door(Arc::new(TestDoor));

@@ -142,8 +142,6 @@ impl Shared {
             cache.mend();
             if is_due {
                 settle = if self.commit(&cache) { INTERVAL } else { AFTER_FAULT };
-                cache.budget.set_overhead(self.dir.overhead_bytes());
-                cache.shrink_to_budget();
             }
         }
     }
@@ -175,10 +173,11 @@ impl Shared {
             None => (*id, Change::Remove),
         };
         let changes: Vec<_> = ids.iter().map(change).collect();
-        let written = self
-            .dir
-            .sync()
-            .and_then(|()| slot.index.commit(changes.iter().map(|(id, change)| (*id, change))));
+        let bytes = changes.iter().map(|(_, change)| change.bytes()).sum();
+        let written = self.dir.sync().and_then(|()| {
+            let changes = changes.iter().map(|(id, change)| (*id, change));
+            cache.grow_index(bytes, || slot.index.commit(changes))
+        });
         if let Err(e) = written {
             self.stats.cache_errors.inc();
             tracing::debug!("index not written: {e}");

@@ -46,13 +46,10 @@ impl Cache {
     pub fn keep_names(&self, stamp: &Stamp, batch: impl FnOnce() -> Option<NamesBatch>) -> Result<()> {
         let written = self.journal.with_index(|index| {
             let Some(batch) = batch() else { return Ok(()) };
-            let bytes: u64 = batch.put.iter().map(|(_, bytes)| bytes.len() as u64).sum();
-            self.budget.set_overhead(self.dir.overhead_bytes() + bytes);
-            self.shrink_to_budget();
+            let bytes = batch.put.iter().map(|(_, bytes)| bytes.len() as u64).sum();
             let put = batch.put.iter().map(|(dir, bytes)| (dir, bytes.as_slice()));
-            index.keep_names(stamp, put, batch.gone.iter(), batch.all.into_iter())
+            self.grow_index(bytes, || index.keep_names(stamp, put, batch.gone.iter(), batch.all.into_iter()))
         });
-        self.budget.set_overhead(self.dir.overhead_bytes());
         written.inspect_err(|e| self.ssd_failed(e))
     }
 

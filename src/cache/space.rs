@@ -26,6 +26,10 @@ pub(super) enum Room {
     OfLaterFiles,
 }
 
+/// The index takes at most so many times what is written to it at once: its pages are half full after they were split, and
+/// what changes is written to new ones before the old ones are free. (Measured: 2.5 times 245 kB in an empty one.)
+const INDEX_GROWTH_TIMES: u64 = 4;
+
 /// For whom something is evicted.
 #[derive(Clone, Copy)]
 enum For<'a> {
@@ -101,6 +105,21 @@ impl Cache {
                 self.look_at_free_space(true);
             }
         }
+    }
+
+    /// Writes something of so many bytes to the index, which grows by it: there is room before, and it counts after. What
+    /// that takes beyond what is always kept free for it is made free for the moment.
+    pub(super) fn grow_index<T>(&self, bytes: u64, write: impl FnOnce() -> T) -> T {
+        let beyond = (INDEX_GROWTH_TIMES * bytes).saturating_sub(self.budget.overhead_slack_bytes());
+        let room = (beyond > 0).then(|| self.make_room(None, beyond, 0, None)).flatten();
+        let written = write();
+        let overhead = self.dir.overhead_bytes();
+        match room {
+            Some(room) => self.budget.set_overhead_in_place_of(overhead, room),
+            None => self.budget.set_overhead(overhead),
+        }
+        self.shrink_to_budget();
+        written
     }
 
     /// Takes `bytes` and `files` from the budget if they are there: nothing is evicted for what nobody has asked for.

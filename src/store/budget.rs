@@ -85,6 +85,11 @@ impl State {
     fn taken(&self) -> u64 {
         self.bytes + self.overhead_bytes + self.overhead_slack_bytes
     }
+
+    fn set_overhead(&mut self, bytes: u64) {
+        self.overhead_bytes = bytes;
+        self.overhead_slack_bytes = (bytes / 8).max(OVERHEAD_SLACK_MIN).min(self.bytes_max / 32);
+    }
 }
 
 impl Budget {
@@ -137,9 +142,20 @@ impl Budget {
     /// What the index and the directories take now. They grow on their own account until they are looked at again, so
     /// that some room is left to them.
     pub fn set_overhead(&self, bytes: u64) {
+        self.state.lock().set_overhead(bytes);
+    }
+
+    /// What is kept free for the overhead to grow by.
+    pub fn overhead_slack_bytes(&self) -> u64 {
+        self.state.lock().overhead_slack_bytes
+    }
+
+    /// The same, after what `room` was taken for has become part of it.
+    pub fn set_overhead_in_place_of(&self, bytes: u64, mut room: Reservation) {
         let mut s = self.state.lock();
-        s.overhead_bytes = bytes;
-        s.overhead_slack_bytes = (bytes / 8).max(OVERHEAD_SLACK_MIN).min(s.bytes_max / 32);
+        s.bytes -= std::mem::take(&mut room.bytes);
+        s.set_overhead(bytes);
+        drop(s);
     }
 
     /// What the file system has left above the floor, seen just now.
@@ -283,6 +299,18 @@ mod tests {
         drop(a);
         budget.set_free(10);
         assert_eq!(budget.reserve(11, 0).err(), Some(Refusal::FreeSpace));
+    }
+
+    /// Goal: what is reserved for the index and then written counts once, at every moment.
+    #[test]
+    fn room_for_overhead_becomes_overhead() {
+        let budget = Budget::new(1000, 10);
+        let room = budget.reserve(300, 0).unwrap();
+        let files = budget.reserve(400, 1).unwrap();
+        budget.set_overhead_in_place_of(310, room);
+        assert_eq!(budget.usage().bytes, 710);
+        drop(files);
+        assert_eq!(budget.usage().bytes, 310);
     }
 
     #[test]

@@ -47,10 +47,14 @@ impl Record {
         self.chunks.iter().all(Option::is_some)
     }
 
+    /// How many bytes it takes, about.
+    pub fn encoded_bytes(&self) -> u64 {
+        (FIXED_BYTES + self.path.len() + self.chunks.len() * 33 + CHECK_BYTES) as u64
+    }
+
     /// The record's bytes, to be kept under the key `id`.
     pub fn encode(&self, id: FileId) -> Vec<u8> {
-        let mut out =
-            Vec::with_capacity(FIXED_BYTES + self.path.len() + self.chunks.len() * 33 + CHECK_BYTES);
+        let mut out = Vec::with_capacity(self.encoded_bytes() as usize);
         out.extend(self.number.to_le_bytes());
         out.extend(self.version.size.to_le_bytes());
         for time in [self.version.mtime, self.version.ctime] {

@@ -40,6 +40,16 @@ pub enum Change {
     Remove,
 }
 
+impl Change {
+    /// What it brings into the index, bytes, about.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Put(record) => record.encoded_bytes(),
+            Self::Remove => 0,
+        }
+    }
+}
+
 /// An open index.
 pub struct Index {
     io: Io,

@@ -112,7 +112,7 @@ fn a_wrong_order_costs_little_and_is_dropped() {
     need_quiet!();
     let set = DataSet { count: 1500, mean_bytes: 12_000 };
     let world = quarter(&set, &[]);
-    let mut ratios = [(0, 0); 2];
+    let mut ratios = [Vec::new(), Vec::new()];
     for epoch in 0..8 {
         let order = shuffled(epoch + 60, set.count);
         let wrong = epoch % 2 == 1;
@@ -130,11 +130,14 @@ fn a_wrong_order_costs_little_and_is_dropped() {
             assert_eq!(job["state"], "dropped", "{job}");
         }
         if epoch >= 2 {
-            let sum = &mut ratios[usize::from(wrong)];
-            *sum = (sum.0 + hits, sum.1 + opens);
+            ratios[usize::from(wrong)].push(hits as f64 / opens as f64);
         }
     }
-    let [none, wrong] = ratios.map(|(hits, opens)| hits as f64 / opens as f64);
+    // The median: what is fetched ahead comes late where another program takes the CPU for a moment.
+    let [none, wrong] = ratios.map(|mut ratios| {
+        ratios.sort_by(f64::total_cmp);
+        ratios[ratios.len() / 2]
+    });
     println!("hit ratio {none:.3} without an order, {wrong:.3} with a wrong one");
     assert!(wrong >= 0.95 * none, "{none} {wrong}");
     world.umount();
