@@ -173,10 +173,11 @@ impl Shared {
             None => (*id, Change::Remove),
         };
         let changes: Vec<_> = ids.iter().map(change).collect();
-        let bytes = changes.iter().map(|(_, change)| change.bytes()).sum();
+        // Pages are half full after they were split, and are copied once more by the next commit.
+        let bytes: u64 = changes.iter().map(|(_, change)| 4 * change.bytes()).sum();
         let written = self.dir.sync().and_then(|()| {
             let changes = changes.iter().map(|(id, change)| (*id, change));
-            cache.grow_index(bytes, || slot.index.commit(changes))
+            cache.grow_index(ids.len(), bytes, || slot.index.commit(changes))
         });
         if let Err(e) = written {
             self.stats.cache_errors.inc();

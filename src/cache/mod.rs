@@ -271,6 +271,10 @@ impl Cache {
     /// The data file of a cached file, open. A fault of the SSD drops the file and says so.
     pub fn open_data(&self, file: &Arc<CacheFile>) -> Result<Arc<std::os::fd::OwnedFd>> {
         file.open(&self.dir).inspect_err(|e| {
+            // Removed to make room meanwhile.
+            if file.is_retired() {
+                return;
+            }
             self.stats.cache_errors.inc();
             self.ssd.say(&format_args!("cached copy dropped: {e}"));
             self.drop_file(file);
@@ -322,8 +326,8 @@ impl Cache {
         true
     }
 
-    /// After it left the map: its name and the kernel's reference go. Its space is given back with the
-    /// last reference.
+    /// After it left the map: its name and the kernel's reference go. Its space is given back when nobody has it open; if
+    /// somebody uses it, after that.
     fn discard(&self, file: &Arc<CacheFile>) {
         drop(file.set_kernel_ref(None));
         if let crate::store::Place::Ssd { number } = file.place() {
@@ -331,6 +335,9 @@ impl Cache {
             let _ = file.keep_open(&self.dir);
             if let Err(e) = self.dir.remove(*number) {
                 self.ssd_failed(&e);
+            }
+            if file.is_retired() {
+                file.leave();
             }
         }
     }

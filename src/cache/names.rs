@@ -46,9 +46,13 @@ impl Cache {
     pub fn keep_names(&self, stamp: &Stamp, batch: impl FnOnce() -> Option<NamesBatch>) -> Result<()> {
         let written = self.journal.with_index(|index| {
             let Some(batch) = batch() else { return Ok(()) };
-            let bytes = batch.put.iter().map(|(_, bytes)| bytes.len() as u64).sum();
+            let entries = batch.put.len() + batch.gone.len() + 1;
+            // Each lies in pages of its own, of which there are a power of two.
+            let bytes: u64 = batch.put.iter().map(|(_, bytes)| 2 * bytes.len() as u64).sum();
             let put = batch.put.iter().map(|(dir, bytes)| (dir, bytes.as_slice()));
-            self.grow_index(bytes, || index.keep_names(stamp, put, batch.gone.iter(), batch.all.into_iter()))
+            self.grow_index(entries, bytes, || {
+                index.keep_names(stamp, put, batch.gone.iter(), batch.all.into_iter())
+            })
         });
         written.inspect_err(|e| self.ssd_failed(e))
     }

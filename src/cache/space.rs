@@ -5,7 +5,7 @@ use super::Cache;
 use super::warm::jobs::is_spared;
 use crate::policy::Subject;
 use crate::store::budget::Refusal;
-use crate::store::{Reservation, disk_bytes};
+use crate::store::{BLOCK_BYTES, Reservation, disk_bytes};
 use crate::types::CHUNK_BYTES;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
@@ -25,10 +25,6 @@ pub(super) enum Room {
     /// From cached files that are used later, as an order tells.
     OfLaterFiles,
 }
-
-/// The index takes at most so many times what is written to it at once: its pages are half full after they were split, and
-/// what changes is written to new ones before the old ones are free. (Measured: 2.5 times 245 kB in an empty one.)
-const INDEX_GROWTH_TIMES: u64 = 4;
 
 /// For whom something is evicted.
 #[derive(Clone, Copy)]
@@ -107,10 +103,12 @@ impl Cache {
         }
     }
 
-    /// Writes something of so many bytes to the index, which grows by it: there is room before, and it counts after. What
-    /// that takes beyond what is always kept free for it is made free for the moment.
-    pub(super) fn grow_index<T>(&self, bytes: u64, write: impl FnOnce() -> T) -> T {
-        let beyond = (INDEX_GROWTH_TIMES * bytes).saturating_sub(self.budget.overhead_slack_bytes());
+    /// Writes `entries` to the index, which grows by that: there is room before, and it counts after. `bytes` is what new
+    /// pages of it may take; a page of the old ones is copied for each entry besides. What that takes beyond what is always
+    /// kept free for it is made free for the moment.
+    pub(super) fn grow_index<T>(&self, entries: usize, bytes: u64, write: impl FnOnce() -> T) -> T {
+        let copied = self.dir.overhead_bytes().min(entries as u64 * BLOCK_BYTES);
+        let beyond = (bytes + copied).saturating_sub(self.budget.overhead_slack_bytes());
         let room = (beyond > 0).then(|| self.make_room(None, beyond, 0, None)).flatten();
         let written = write();
         let overhead = self.dir.overhead_bytes();

@@ -11,7 +11,7 @@
 //! open that the kernel serves by itself.
 //!
 //! Who uses a file holds a [`FileUse`]; a file is removed to make room only when there is none. What a removed file
-//! took is given back when the last reference to it is gone, because the disk frees it no earlier.
+//! took is given back when nobody has it open any more, because the disk frees it no earlier.
 
 use super::{Ahead, CacheDir, Record, Reservation, disk_bytes};
 use crate::types::sync::Mutex;
@@ -411,6 +411,21 @@ impl CacheFile {
         self.users.compare_exchange(0, DEAD, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
+    /// Whether it was claimed for removal.
+    pub fn is_retired(&self) -> bool {
+        self.users.load(Ordering::Acquire) == DEAD
+    }
+
+    /// It has lost its name, and nobody uses it or will: what it takes counts until nobody has it open, whoever still
+    /// knows of it. Who goes through all files knows of many for long.
+    pub fn leave(&self) {
+        let kept = self.state.lock().kept.take();
+        if let Some(fd) = kept {
+            let room = self.reservation.lock().take();
+            room.leave(fd);
+        }
+    }
+
     /// Begins to use it; `None` if it was claimed for removal.
     pub fn use_it(self: &Arc<Self>) -> Option<FileUse> {
         let next = |n: u32| (n != DEAD).then(|| n + 1);
@@ -427,9 +442,7 @@ impl Drop for CacheFile {
     fn drop(&mut self) {
         // The kernel's reference before the space.
         drop(self.kernel.get_mut().take());
-        if let Some(fd) = self.state.get_mut().kept.take() {
-            self.reservation.get_mut().take().leave(fd);
-        }
+        self.leave();
     }
 }
 

@@ -171,6 +171,26 @@ fn bug_046_a_smaller_budget_is_kept_from_the_start() {
     assert_eq!(on_disk + world.cache().dir().overhead_bytes(), world.cache().usage().bytes);
 }
 
+/// Goal: whoever goes through all files (`verify`, an eviction by path, the scrub) does not keep the space of those that are
+/// evicted meanwhile, for which others would go, and others, until nothing is left.
+#[test]
+fn a_look_at_all_files_costs_none_of_them() {
+    let world = World::with(Options { bytes_max: 20 * MIB, ram_window_bytes: 0, ..Options::default() });
+    let get = |n: u64| {
+        let name = format!("f{n}");
+        let bytes = world.put(&name, 100_000, n);
+        assert!(world.get(&name) == bytes);
+    };
+    (0..300).for_each(get);
+    let (full, evicted) = (world.cache().file_count(), world.stats().evictions.get());
+    let all = world.cache().all_files();
+    (300..400).for_each(get);
+    assert!(world.cache().file_count() + 10 > full, "{} of {full} files", world.cache().file_count());
+    assert!(world.stats().evictions.get() < evicted + 120);
+    assert!(world.cache().usage().bytes <= 20 * MIB);
+    drop(all);
+}
+
 /// Goal: a file used a moment ago stays, whatever the access times on the disk say, and so does one that is open.
 #[test]
 fn bug_047_bug_063_the_hot_file_and_the_held_one_stay() {
