@@ -350,7 +350,9 @@ impl Cache {
                 return false;
             }
             note_inserted(&mut policy, file);
-            self.files.insert(file.clone())
+            let old = self.files.insert(file.clone());
+            self.journal.changed(file.id());
+            old
         };
         if let Some(old) = old {
             self.supersede(&old);
@@ -369,6 +371,7 @@ impl Cache {
             let put = self.files.insert_or_use(file);
             if put.is_ok() {
                 note_inserted(&mut policy, file);
+                self.journal.changed(file.id());
             }
             put
         };
@@ -383,16 +386,14 @@ impl Cache {
         }
     }
 
-    /// Its data file stays and the index will speak of it. With the policy locked, together with its place in the map: a
-    /// stop finds all of it or nothing. `false` if the cache has stopped.
+    /// Its data file stays, and the index will speak of it: the journal is told once the file is in the map, where a
+    /// commit looks for it. With the policy locked, together with its place in the map: a stop finds all of it or nothing.
+    /// `false` if the cache has stopped.
     fn enlist(&self, file: &CacheFile) -> bool {
-        if let crate::store::Place::Ssd { number } = file.place()
-            && !self.dir.finish(*number)
-        {
-            return false;
+        match file.place() {
+            crate::store::Place::Ssd { number } => self.dir.finish(*number),
+            crate::store::Place::Ram(_) => true,
         }
-        self.journal.changed(file.id());
-        true
     }
 
     /// Another version has taken the place of `old`, which is sound: who uses it reads on from it.
