@@ -8,7 +8,7 @@
 
 use super::Cache;
 use crate::stats::Stats;
-use crate::store::{CacheDir, CacheFile, Change, Index};
+use crate::store::{BLOCK_BYTES, CacheDir, CacheFile, Change, Index};
 use crate::types::sync::{Condvar, Mutex, thread};
 use crate::types::{FileId, Result};
 use std::collections::HashSet;
@@ -173,11 +173,12 @@ impl Shared {
             None => (*id, Change::Remove),
         };
         let changes: Vec<_> = ids.iter().map(change).collect();
-        // Pages are half full after they were split, and are copied once more by the next commit.
-        let bytes: u64 = changes.iter().map(|(_, change)| 4 * change.bytes()).sum();
+        let new_bytes = new_bytes(&changes);
+        // A page for each, at most.
+        let copied_bytes = self.dir.overhead_bytes().min(changes.len() as u64 * BLOCK_BYTES);
         let written = self.dir.sync().and_then(|()| {
             let changes = changes.iter().map(|(id, change)| (*id, change));
-            cache.grow_index(ids.len(), bytes, || slot.index.commit(changes))
+            cache.grow_index(new_bytes, copied_bytes, || slot.index.commit(changes))
         });
         if let Err(e) = written {
             self.stats.cache_errors.inc();
@@ -201,4 +202,13 @@ impl Shared {
         state.changed.extend(loaded.records.iter().map(|(id, _)| *id));
         Ok(())
     }
+}
+
+/// What changes bring to the index, about: its pages are half full after they were split, and are copied once more by the
+/// next commit. One that goes leaves room for one that comes.
+fn new_bytes(changes: &[(FileId, Change)]) -> u64 {
+    let bytes: u64 = changes.iter().map(|(_, change)| change.bytes()).sum();
+    let come = changes.iter().filter(|(_, change)| change.bytes() > 0).count() as u64;
+    let go = changes.len() as u64 - come;
+    4 * bytes * come.saturating_sub(go) / come.max(1)
 }

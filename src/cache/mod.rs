@@ -106,6 +106,8 @@ pub struct Cache {
     warms: warm::Jobs,
     ssd: SsdHealth,
     free_seen: Mutex<Option<Instant>>,
+    /// The most that a write to the index had to copy, bytes.
+    index_copied_max: AtomicU64,
 }
 
 impl Cache {
@@ -150,6 +152,7 @@ impl Cache {
             warms: warm::Jobs::default(),
             ssd: SsdHealth::default(),
             free_seen: Mutex::new(None),
+            index_copied_max: AtomicU64::new(0),
         });
         cache.adopt(records, &order, clean);
         forgotten.into_iter().for_each(|id| cache.journal.removed(id));

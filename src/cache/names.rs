@@ -5,6 +5,7 @@
 //! thing less that is known.
 
 use super::Cache;
+use crate::store::BLOCK_BYTES;
 use crate::store::names::{DirKey, Stamp};
 use crate::types::Result;
 
@@ -50,7 +51,7 @@ impl Cache {
             // Each lies in pages of its own, of which there are a power of two.
             let bytes: u64 = batch.put.iter().map(|(_, bytes)| 2 * bytes.len() as u64).sum();
             let put = batch.put.iter().map(|(dir, bytes)| (dir, bytes.as_slice()));
-            self.grow_index(entries, bytes, || {
+            self.grow_index(0, bytes + entries as u64 * BLOCK_BYTES, || {
                 index.keep_names(stamp, put, batch.gone.iter(), batch.all.into_iter())
             })
         });

@@ -5,8 +5,9 @@ use super::Cache;
 use super::warm::jobs::is_spared;
 use crate::policy::Subject;
 use crate::store::budget::Refusal;
-use crate::store::{BLOCK_BYTES, Reservation, disk_bytes};
+use crate::store::{Reservation, disk_bytes};
 use crate::types::CHUNK_BYTES;
+use crate::types::sync::atomic::Ordering;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -103,12 +104,13 @@ impl Cache {
         }
     }
 
-    /// Writes `entries` to the index, which grows by that: there is room before, and it counts after. `bytes` is what new
-    /// pages of it may take; a page of the old ones is copied for each entry besides. What that takes beyond what is always
-    /// kept free for it is made free for the moment.
-    pub(super) fn grow_index<T>(&self, entries: usize, bytes: u64, write: impl FnOnce() -> T) -> T {
-        let copied = self.dir.overhead_bytes().min(entries as u64 * BLOCK_BYTES);
-        let beyond = (bytes + copied).saturating_sub(self.budget.overhead_slack_bytes());
+    /// Writes to the index, which grows by that: there is room before, and it counts after. `new_bytes` come to stay;
+    /// `copied_bytes` are pages that take the place of others, which are free after that: the index has room for as many as it
+    /// ever had to copy. What that takes beyond what is always kept free for it is made free for the moment.
+    pub(super) fn grow_index<T>(&self, new_bytes: u64, copied_bytes: u64, write: impl FnOnce() -> T) -> T {
+        let had = self.index_copied_max.fetch_max(copied_bytes, Ordering::Relaxed);
+        let more = new_bytes + copied_bytes.saturating_sub(had);
+        let beyond = more.saturating_sub(self.budget.overhead_slack_bytes());
         let room = (beyond > 0).then(|| self.make_room(None, beyond, 0, None)).flatten();
         let written = write();
         let overhead = self.dir.overhead_bytes();

@@ -137,12 +137,18 @@ impl Desk {
         }
     }
 
-    /// As [`Eviction::victim`].
+    /// As [`Eviction::victim`]. Where the cache must become smaller for no file's sake, what orders tell of goes as they say.
     pub fn victim(
         &mut self,
         candidate: Option<&Subject>,
         in_use: &mut dyn FnMut(FileId) -> bool,
     ) -> Option<FileId> {
+        if candidate.is_none()
+            && !self.orders.is_empty()
+            && let Some(id) = self.orders.farther(Next::After(0), in_use)
+        {
+            return Some(id);
+        }
         let candidate = candidate.map(|file| self.current(file));
         self.eviction.victim(candidate.as_ref(), in_use)
     }

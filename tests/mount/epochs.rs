@@ -1,7 +1,7 @@
 //! Training on the real mount: shuffled epochs over more than the cache holds, by each policy.
 
 use crate::common::*;
-use crate::need_mount;
+use crate::{need_mount, need_quiet};
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -144,7 +144,7 @@ fn mean(epochs: &[Epoch], of: impl Fn(&Epoch) -> f64) -> f64 {
 /// writes next to nothing after the first; LRU in the same run hits 15 % and writes all the time.
 #[test]
 fn shuffled_epochs_hit_what_fits() {
-    need_mount!();
+    need_quiet!();
     let epochs = train("epoch");
     let steady = &epochs[2..];
     let (by_files, by_bytes) = (mean(steady, |e| e.hit_ratio), mean(steady, |e| e.byte_hit_ratio));

@@ -48,7 +48,7 @@ fn told(world: &World, flags: &[&str], text: &[u8]) -> serde_json::Value {
 /// SSD, and no more is fetched than does not fit.
 #[test]
 fn a_known_order_is_here_before_it_is_read() {
-    need_mount!();
+    need_quiet!();
     let set = DataSet { count: 1500, mean_bytes: 12_000 };
     let world = quarter(&set, &[]);
     for epoch in 0..4 {

@@ -1,7 +1,7 @@
 //! Files that are fetched before they are asked for: what it brings, what it costs, and when it keeps still.
 
 use crate::common::*;
-use crate::{need_mount, need_quiet};
+use crate::need_quiet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use warmfs::types::FileId;
@@ -82,7 +82,7 @@ pub const FIGURES: [&str; 5] =
 /// opens at least; keeping what fits makes 50 %. Nothing of it is written to the SSD, and nearly all of it is used.
 #[test]
 fn a_ring_of_unread_files_raises_the_hit_ratio() {
-    need_mount!();
+    need_quiet!();
     let set = DataSet { count: 2000, mean_bytes: 12_000 };
     let capacity = (set.blocks() / 2 + (2 << 20)).to_string();
     // Three quarters of the window are for what nobody has asked for yet.
