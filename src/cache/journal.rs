@@ -105,8 +105,11 @@ impl Journal {
         self.shared.wake.notify_all();
         // Those that are not complete are in doubt after every start.
         let trusted = !cache.files.all().iter().any(|file| file.is_complete() && file.is_doubtful());
-        if !self.shared.commit(cache) {
-            return;
+        // A commit may make room for the index, and what goes for that is for the next one to tell.
+        while !self.shared.state.lock().changed.is_empty() {
+            if !self.shared.commit(cache) {
+                return;
+            }
         }
         let note = cache.scrub.stop();
         let index = &mut self.shared.index.lock().index;

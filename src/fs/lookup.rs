@@ -62,12 +62,13 @@ impl Fs {
         );
     }
 
-    /// The entry as the source told it when the file was fetched ahead, if that is fresh.
+    /// The entry as the source told it when the file was fetched ahead, if that is fresh. It is forgotten either way: whoever
+    /// asks the source now is told newer things, and nobody after that older ones.
     fn entry_seen_ahead(&self, parent: &Arc<Node>, name: &OsStr) -> Option<Entry> {
+        let (attr, asked) = self.cache.seen_ahead(&parent.path().join(name))?;
         if self.contested.is(parent.id, name) {
             return None;
         }
-        let (attr, asked) = self.cache.seen_ahead(&parent.path().join(name))?;
         let checked_ms = self.now_ms().saturating_sub(asked.elapsed().as_millis() as u64);
         self.is_fresh(checked_ms).then(|| self.found(self.enter(parent, name, &attr, checked_ms)))
     }
@@ -238,7 +239,10 @@ impl Fs {
     /// Asks the source for the attributes of a node again.
     fn refresh(&self, node: &Arc<Node>) -> Result<(Attr, Duration)> {
         let checked_ms = self.now_ms();
-        let found = match self.source.stat(&node.path()) {
+        let path = node.path();
+        // What was seen ahead is older.
+        let _ = self.cache.seen_ahead(&path);
+        let found = match self.source.stat(&path) {
             Ok(attr) => Some(attr),
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::Stale) => None,
             Err(e) => return Err(e),

@@ -13,9 +13,10 @@
 //! ```
 //!
 //! `ab/cd` are bits 10..26 of the number, so that directories fill one after the other, 1024 files each: a small cache
-//! has one, a million files have a thousand, and one that has lost its last file goes. A complete data file bears a stamp instead of a time ([`CacheDir::stamp`]), by
-//! which it is recognised before the kernel is given it. Everything is reached from descriptors opened once, without following
-//! links, so that a directory that was moved or replaced cannot lead us elsewhere.
+//! has one, a million files have a thousand, and one that has lost its last file goes. A complete data file bears a stamp
+//! instead of a time ([`CacheDir::stamp`]), by which it is recognised before the kernel is given it. Everything is reached
+//! from descriptors opened once, without following links, so that a directory that was moved or replaced cannot lead us
+//! elsewhere.
 
 use super::format::FORMAT_VERSION;
 use super::shards::{Shards, dir_of, relative};

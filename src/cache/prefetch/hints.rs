@@ -297,6 +297,7 @@ impl Cache {
 
     /// Fetches one file when there is room for it and it was not read meanwhile. `None`: it is no regular file.
     fn fetch_told(&self, job: &Job, position: u32, path: &Path) -> Option<()> {
+        // Behind nobody: it is one short question, and those of later files would stand in the way of an earlier one.
         let attr = match self.look_ahead(path) {
             Ok(attr) if attr.kind == FileKind::Regular => attr,
             Err(e) if e.kind() != ErrorKind::NotFound => return Some(()),

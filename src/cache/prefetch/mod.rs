@@ -32,7 +32,7 @@ use crate::policy::epochs::FileState;
 use crate::stats::Stats;
 use crate::store::Tally;
 use crate::types::sync::Mutex;
-use crate::types::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::types::sync::atomic::AtomicU64;
 use crate::types::{Attr, FileId, FileKind, FileVersion, GroupId, Result};
 use std::collections::HashMap;
 use std::path::Path;
@@ -85,7 +85,6 @@ pub struct Prefetch {
     detectors: [Arc<Tally>; DETECTORS],
     /// How often a detector was asked.
     turns: AtomicU64,
-    stopped: AtomicBool,
     way: Way,
     seen: Seen,
 }
@@ -122,7 +121,6 @@ impl Prefetch {
             orders: Pool::new("warmfs-order", ORDERS_MAX),
             hints: hints::Hints::default(),
             tallies: Mutex::default(),
-            stopped: AtomicBool::new(false),
             way: Way::default(),
             seen: Seen::default(),
         }
@@ -140,7 +138,7 @@ impl Prefetch {
     }
 
     fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
+        self.way.is_stopped()
     }
 
     fn tally(&self, group: GroupId) -> Arc<Tally> {
@@ -160,7 +158,6 @@ impl Cache {
 
     /// Fetches nothing ahead any more. What is being fetched is not waited for.
     pub fn stop_prefetch(&self) {
-        self.prefetch.stopped.store(true, Ordering::Release);
         self.prefetch.way.stop();
         self.prefetch.scouts.stop();
         self.prefetch.guesses.stop();

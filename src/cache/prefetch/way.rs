@@ -70,6 +70,11 @@ impl Way {
         self.state.lock().stopped = true;
         self.moved.notify_all();
     }
+
+    /// Whether it was stopped.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.state.lock().stopped
+    }
 }
 
 impl Drop for Reader<'_> {
@@ -105,6 +110,7 @@ mod tests {
         let first: Vec<_> = (0..LANES_MIN).map(|_| way.fetch()).collect();
         std::thread::scope(|scope| {
             let more = scope.spawn(|| drop(way.fetch()));
+            // Time in which it would get through if nothing held it.
             std::thread::sleep(Duration::from_millis(50));
             assert!(!more.is_finished());
             drop(reader);
