@@ -451,9 +451,10 @@ impl Orders {
 
     fn drop_order(&mut self, job: String, figures: OrderFigures) {
         self.forget(&job);
-        if self.dropped.len() < JOBS_MAX {
-            self.dropped.insert(job, OrderFigures { dropped: true, ..figures });
+        if self.dropped.len() >= JOBS_MAX {
+            self.dropped.pop_first();
         }
+        self.dropped.insert(job, OrderFigures { dropped: true, ..figures });
     }
 
     /// What is to be done about one line of an order.
@@ -608,6 +609,20 @@ mod tests {
         assert_eq!(orders.turn("a", serial, 9999), Turn::End);
         orders.append("a", &names(0..10)).unwrap();
         assert!(!only(&orders).dropped, "told of anew");
+    }
+
+    /// Goal: jobs with names of their own that are all wrong take no more memory than so many, and the last is shown.
+    #[test]
+    fn wrong_orders_of_many_jobs_are_bounded() {
+        let mut orders = Orders::default();
+        for job in 0..100 {
+            orders.append(&format!("{job:03}"), &names(0..10_000)).unwrap();
+            let mixed = |n: u64| n * 7919 % 10_000;
+            (0..200).for_each(|n| _ = orders.used(id(mixed(n)), name(mixed(n))));
+            let all = orders.figures();
+            assert!(all.len() <= JOBS_MAX && orders.is_empty());
+            assert!(all.iter().any(|(name, figures)| *name == format!("{job:03}") && figures.dropped));
+        }
     }
 
     #[test]

@@ -192,8 +192,11 @@ impl Cache {
     }
 
     fn follow_later(self: &Arc<Self>, name: &str, serial: u64, first: u32, part: SpoolPart) {
+        let orders = self.reading(|desk| desk.orders().figures());
         let job = {
             let mut jobs = self.prefetch.hints.jobs.lock();
+            // Those of orders that are long forgotten.
+            jobs.retain(|name, _| orders.iter().any(|(known, _)| known == name));
             let known = jobs.get(name).filter(|job| job.serial == serial).cloned();
             known.unwrap_or_else(|| {
                 let ahead_bytes_max = AHEAD_BYTES_MAX.min(self.usage().bytes_max / AHEAD_SHARE);
