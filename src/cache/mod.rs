@@ -124,9 +124,10 @@ impl Cache {
     ) -> Result<Arc<Self>> {
         let Loaded { mut index, mut records, damaged, order, clean, lost: _ } = loaded;
         stats.cache_errors.add(damaged);
+        let next_number = records.iter().map(|(_, r)| r.number + 1).max().unwrap_or(0);
         // What the index has lost is on the disk all the same.
         let forgotten = if clean && damaged == 0 { Vec::new() } else { sweep(&dir, &mut records)? };
-        dir.adopt(records.iter().map(|(_, r)| r.number));
+        dir.adopt(records.iter().map(|(_, r)| r.number), next_number);
         // After a stop that was not clean it is of another time.
         let note = index.scrub_note().filter(|_| clean);
         let cache = Arc::new(Self {

@@ -393,13 +393,10 @@ impl CacheDir {
         stat.map_or(0, |s| s.st_blocks as u64 * 512)
     }
 
-    /// Says which data files there are; new ones are named above all of them.
-    pub fn adopt(&self, numbers: impl IntoIterator<Item = u64>) {
-        let mut next = 0;
-        for number in numbers {
-            self.shards.added(number);
-            next = next.max(number + 1);
-        }
+    /// Says which data files there are. New ones are numbered from `next`, above whatever the index on the disk speaks of:
+    /// a crash may come before it is told that a file is gone, and then takes who has its number for it.
+    pub fn adopt(&self, numbers: impl IntoIterator<Item = u64>, next: u64) {
+        numbers.into_iter().for_each(|number| self.shards.added(number));
         self.next_number.store(next, Ordering::Relaxed);
     }
 
@@ -993,7 +990,7 @@ mod tests {
         let tmp = tempfile::tempdir().unwrap();
         let dir = CacheDir::open(&tmp.path().join("cache"), Path::new("/s")).unwrap();
         let (unknown, _) = dir.create().unwrap();
-        dir.adopt((0..unknown).take(1));
+        dir.adopt([], unknown);
         while dir.next_number() <= unknown {
             let (number, _) = dir.create().unwrap();
             assert!(number != unknown && dir.data_path(number).exists());

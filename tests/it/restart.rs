@@ -1,6 +1,7 @@
 //! What survives a stop, a crash, and the loss of the index; and that nothing unfinished is ever believed.
 
 use crate::common::*;
+use std::path::Path;
 use std::time::{Duration, Instant};
 use warmfs::backing::faulty::{Call, Faults};
 use warmfs::store::{CacheDir, Change, Index, Record};
@@ -241,4 +242,27 @@ fn what_was_dropped_just_before_a_crash_is_no_damage() {
     let report = world.cache().verify(&[std::path::Path::new("")], &mut |_| true);
     assert_eq!((report.files, report.damaged), (1, Vec::new()));
     assert_eq!(world.get("f"), new);
+}
+
+/// Goal: a file that was filled after a crash is not taken after the next one for another that was evicted before the
+/// first: the index speaks of that one until its next commit, so its number must not be given out again.
+#[test]
+fn a_second_crash_takes_no_file_for_one_that_went_before_the_first() {
+    let mut world = World::new();
+    for (name, seed) in [("kept", 1), ("evicted", 2)] {
+        let bytes = world.put(name, 50_000, seed);
+        assert!(world.get(name) == bytes);
+    }
+    world.cache().flush();
+    let evicted = world.cache().all_files().into_iter().find(|f| f.path() == b"evicted").unwrap().id();
+    assert!(world.cache().evict(evicted));
+    world.crash_and_start();
+    let bytes = world.put("new", 60_000, 3);
+    assert!(world.get("new") == bytes);
+    world.crash_and_start();
+    let report = world.cache().verify(&[Path::new("")], &mut |_| true);
+    assert!(report.damaged.is_empty(), "{:?}", report.damaged);
+    assert_eq!(world.stats().cache_errors.get() + world.stats().checksum_failures.get(), 0);
+    let names: Vec<_> = world.cache().all_files().iter().map(|f| f.path().to_vec()).collect();
+    assert_eq!(names, [b"kept"]);
 }
