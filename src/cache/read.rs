@@ -644,7 +644,8 @@ impl Cache {
     /// Gives back the space of chunks that came to nothing. Nobody reads them: they are missing, and this flight's.
     fn take_back(&self, file: &CacheFile, target: &OwnedFd, extent: ChunkRange, room: Reservation) {
         let bytes = extent.bytes(file.size());
-        if self.dir.io().punch(target, bytes.start, bytes.len()).is_err() {
+        // To the end of the last block: of one that is not punched whole nothing is given back.
+        if self.dir.io().punch(target, bytes.start, disk_bytes(bytes.len())).is_err() {
             // What may have been written stays on the disk, so it stays counted.
             file.add_space(room);
         }

@@ -496,12 +496,20 @@ fn collect(path: &Path, files: &mut Vec<PathBuf>) {
 }
 
 /// Waits for something that happens soon; fails the test if it does not.
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, done: impl FnMut() -> bool) {
+    assert!(soon(done), "waited in vain until {what}");
+}
+
+/// Whether something happens soon.
+pub fn soon(mut done: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + Duration::from_secs(12);
     while !done() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        if Instant::now() >= deadline {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
+    true
 }
 
 /// Numbers that look random and are the same in every run.
