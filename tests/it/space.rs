@@ -178,15 +178,20 @@ fn bug_046_a_smaller_budget_is_kept_from_the_start() {
 #[test]
 fn a_stop_that_makes_room_leaves_no_record_of_what_went() {
     let options = Options { bytes_max: 20 * MIB, ram_window_bytes: 0, ..Options::default() };
-    let mut world = World::with(options);
-    for n in 0..2600 {
-        world.put(&format!("f{n}"), 7000, n);
-        world.get(&format!("f{n}"));
-    }
-    let before = world.stats().evictions.get();
-    let stats = world.stats().clone();
-    world.stop();
-    assert!(stats.evictions.get() > before, "room was made: nothing is shown otherwise");
+    // The first stop after a fill makes room, unless commits before it have left some: then with another cache.
+    let stopped_full = || {
+        let mut world = World::with(options.clone());
+        for n in 0..2600 {
+            world.put(&format!("f{n}"), 7000, n);
+            world.get(&format!("f{n}"));
+        }
+        let stats = world.stats().clone();
+        let before = stats.evictions.get();
+        world.stop();
+        (stats.evictions.get() > before).then_some(world)
+    };
+    let world = (0..10).find_map(|_| stopped_full());
+    let mut world = world.expect("room was made at one of ten stops: nothing is shown otherwise");
     world.start();
     let dir = world.cache().dir();
     let has_data = |file: &CacheFile| match file.place() {
