@@ -31,15 +31,18 @@ pub fn file_attr(node: NodeId, attr: &Attr) -> FileAttr {
 
 /// Of an entry that does not exist: node 0.
 pub fn no_attr() -> FileAttr {
-    listed_attr(0, FileKind::Regular)
+    FileAttr { size: 0, ..listed_attr(0, FileKind::Regular) }
 }
 
-/// Of an entry that is listed without its attributes: a number that stands for no node, and its type. Good for no time
-/// at all, so that the kernel looks it up before it is used.
+/// Of an entry that is listed without its attributes: a number that stands for no node, its type, and a size that no file
+/// has. The kernel then tells the entry to who reads the directory and makes nothing of the rest (`fuse_invalid_attr` in
+/// `fs/fuse/readdir.c`). With a size that could be true it would link the entry, and for that wait for whoever is looking up
+/// the same name, as long as the source takes to answer. (Node 0 says the same; the library writes one number for
+/// the node and for `d_ino`, which must not be 0.)
 pub fn listed_attr(id: NodeId, kind: FileKind) -> FileAttr {
     FileAttr {
         ino: INodeNo(id),
-        size: 0,
+        size: u64::MAX,
         blocks: 0,
         atime: SystemTime::UNIX_EPOCH,
         mtime: SystemTime::UNIX_EPOCH,

@@ -173,6 +173,50 @@ fn a_source_that_hangs_is_survived() {
     }
 }
 
+/// Goal: a listing waits for nobody who asks for one of its names: neither the first time nor, of a source that is silent,
+/// from memory. (An entry that is told with a node is linked by the kernel, which waits for a look-up of it that is under
+/// way.)
+#[test]
+fn a_listing_waits_for_no_look_up_of_what_is_not_known() {
+    need_mount!();
+    let faulty = Faulty::new(&["--ttl", "0", "-o", "source.timeout=4s", "-o", "source.threads=8"]);
+    let world = &faulty.world;
+    let names = ["a", "new", "z"];
+    names.iter().for_each(|name| drop(faulty.put(&format!("d/{name}"), 10, 1)));
+    world.mount();
+    let _d = pin(world, "d");
+    // Too slow to be asked for the attributes of what is listed.
+    faulty.rules("op=lookup,getattr path=d/* delay=20ms");
+    let listed = || {
+        let start = Instant::now();
+        let mut found: Vec<_> =
+            std::fs::read_dir(world.mnt("d")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        found.sort();
+        assert_eq!(found, names);
+        start.elapsed()
+    };
+    for _ in 0..3 {
+        listed();
+    }
+    drop_caches();
+    faulty.rules("op=* path=d/z hang");
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(std::fs::metadata(world.mnt("d/z"))));
+        std::thread::sleep(Duration::from_millis(100));
+        let took = listed();
+        assert!(took < Duration::from_millis(500), "a listing: {took:?}");
+        drop_caches();
+        faulty.rules("op=* hang");
+        scope.spawn(|| drop(std::fs::metadata(world.mnt("d/new"))));
+        std::thread::sleep(Duration::from_millis(1300));
+        let took = listed();
+        assert!(took < Duration::from_millis(500), "a listing from memory: {took:?}");
+        faulty.rules("");
+    });
+    assert_eq!(std::fs::metadata(world.mnt("d/new")).unwrap().len(), 10);
+    world.umount();
+}
+
 /// Keeps the kernel's memory of a name, without opening the file.
 pub fn pin(world: &World, name: &str) -> std::os::fd::OwnedFd {
     rustix::fs::open(world.mnt(name), rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap()
