@@ -457,13 +457,9 @@ impl Cache {
         if self.is_unchanged(opened, &now) { Ok(()) } else { Err(stale("read")) }
     }
 
-    /// Whether the bytes of an open file are those of the version that it was opened as. A file that only lost a name
-    /// since (rename over it, unlink) still has them, and its reader holds the last reference. Losing it has changed the
-    /// ctime, so an overwriting before that, with size and mtime set back, cannot be told apart.
+    /// Whether the bytes of an open file are those of the version that it was opened as.
     pub(super) fn is_unchanged(&self, opened: &Opened, now: &Attr) -> bool {
-        let same_bytes = now.size == opened.attr.size && now.mtime == opened.attr.mtime;
-        let lost_a_name = same_bytes && now.nlink < opened.attr.nlink;
-        lost_a_name || self.source.version(now) == self.source.version(&opened.attr)
+        only_lost_a_name(&opened.attr, now) || self.source.version(now) == self.source.version(&opened.attr)
     }
 
     /// Makes `chunks` present and trusted, then calls `then` with whether they can be read from the data file (`false`:
@@ -754,4 +750,40 @@ fn flight_key(file: &CacheFile) -> u64 {
 /// The version that was opened is gone from the source and not complete here.
 fn stale(op: &'static str) -> Error {
     Error::os(op, "the version that was opened", Errno::STALE.raw_os_error())
+}
+
+/// Whether no more has become of an open file than that a name of it went (rename over it, unlink): it has its bytes still,
+/// and its reader holds them. Losing a name changes the ctime, so an overwriting before that, with size and mtime set back,
+/// cannot be told apart. A file system takes the name first and sets the ctime then (`ext4_rename` in `fs/ext4/namei.c`): who
+/// looked between the two was told of a file without a name that its ctime was still the old one.
+fn only_lost_a_name(was: &Attr, now: &Attr) -> bool {
+    let same_bytes = now.size == was.size && now.mtime == was.mtime;
+    same_bytes && (now.nlink < was.nlink || now.nlink == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Timestamp;
+
+    /// Goal: a file that is replaced while it is looked at is read to its end, whichever moment of the replacement the look
+    /// met; one that is written to is not taken for that.
+    #[test]
+    fn a_name_may_go_at_any_moment_and_bytes_may_not_change() {
+        let at = |secs| Timestamp { secs, ..Timestamp::ZERO };
+        let attr = |nlink, ctime| Attr { nlink, size: 9, mtime: at(1), ctime: at(ctime), ..Attr::UNKNOWN };
+        for (was, now, only) in [
+            (attr(1, 1), attr(0, 2), true),
+            (attr(2, 1), attr(1, 2), true),
+            // Looked at after the name went and before the ctime was set.
+            (attr(0, 1), attr(0, 2), true),
+            // Its rights or its bytes: the version tells.
+            (attr(1, 1), attr(1, 2), false),
+            (attr(1, 1), attr(2, 2), false),
+            (attr(1, 1), Attr { size: 8, ..attr(0, 2) }, false),
+            (attr(0, 1), Attr { mtime: at(2), ..attr(0, 2) }, false),
+        ] {
+            assert_eq!(only_lost_a_name(&was, &now), only, "{was:?} {now:?}");
+        }
+    }
 }
