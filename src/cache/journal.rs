@@ -207,11 +207,11 @@ impl Shared {
     }
 }
 
-/// What changes bring to the index, about: its pages are half full after they were split. That the next commit copies them
-/// is for that one to reckon with. One that goes leaves room for one that comes.
+/// What changes bring to the index, about: its pages are half full after they were split, and are copied once more by the
+/// next commit. One that goes leaves room for one that comes.
 fn new_bytes(changes: &[(FileId, Change)]) -> u64 {
     let bytes: u64 = changes.iter().map(|(_, change)| change.bytes()).sum();
     let come = changes.iter().filter(|(_, change)| change.bytes() > 0).count() as u64;
     let go = changes.len() as u64 - come;
-    2 * bytes * come.saturating_sub(go) / come.max(1)
+    4 * bytes * come.saturating_sub(go) / come.max(1)
 }
