@@ -755,7 +755,8 @@ fn stale(op: &'static str) -> Error {
 /// Whether no more has become of an open file than that a name of it went (rename over it, unlink): it has its bytes still,
 /// and its reader holds them. Losing a name changes the ctime, so an overwriting before that, with size and mtime set back,
 /// cannot be told apart. A file system takes the name first and sets the ctime then (`ext4_rename` in `fs/ext4/namei.c`): who
-/// looked between the two was told of a file without a name that its ctime was still the old one.
+/// looked between the two was told of a file without a name that its ctime was still the old one. (Of a source that says 0 names of every file,
+/// a change of the ctime alone is not noticed here.)
 fn only_lost_a_name(was: &Attr, now: &Attr) -> bool {
     let same_bytes = now.size == was.size && now.mtime == was.mtime;
     same_bytes && (now.nlink < was.nlink || now.nlink == 0)

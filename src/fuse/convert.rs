@@ -35,8 +35,8 @@ pub fn no_attr() -> FileAttr {
 }
 
 /// Of an entry that is listed without its attributes: a number that stands for no node, its type, and a size that no file
-/// has. The kernel then tells the entry to who reads the directory and makes nothing of the rest (`fuse_invalid_attr` in
-/// `fs/fuse/readdir.c`). With a size that could be true it would link the entry, and for that wait for whoever is looking up
+/// has. The kernel then tells the entry to who reads the directory and makes nothing of the rest (`fuse_invalid_attr`, asked
+/// by `fuse_direntplus_link` in `fs/fuse/readdir.c`). With a size that could be true it would link the entry, and for that wait for whoever is looking up
 /// the same name, as long as the source takes to answer. (Node 0 says the same; the library writes one number for
 /// the node and for `d_ino`, which must not be 0.)
 pub fn listed_attr(id: NodeId, kind: FileKind) -> FileAttr {

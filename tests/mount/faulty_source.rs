@@ -202,12 +202,14 @@ fn a_listing_waits_for_no_look_up_of_what_is_not_known() {
     faulty.rules("op=* path=d/z hang");
     std::thread::scope(|scope| {
         scope.spawn(|| drop(std::fs::metadata(world.mnt("d/z"))));
+        // Until the look-up is under way: who waits in the kernel shows nowhere.
         std::thread::sleep(Duration::from_millis(100));
         let took = listed();
         assert!(took < Duration::from_millis(500), "a listing: {took:?}");
         drop_caches();
         faulty.rules("op=* hang");
         scope.spawn(|| drop(std::fs::metadata(world.mnt("d/new"))));
+        // Until the source counts as silent, after a second.
         std::thread::sleep(Duration::from_millis(1300));
         let took = listed();
         assert!(took < Duration::from_millis(500), "a listing from memory: {took:?}");
